@@ -1,0 +1,359 @@
+"""The memory plan: dtype, KV pool, lengths and token budget, and the ``EngineConfig`` made of them.
+
+Arithmetic on what was read; must not read files, and asks the machine only for native bfloat16 and
+free memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.check import machine
+from paceline.check.arguments import lookup_lengths
+from paceline.check.files import ModelFiles, Sources
+from paceline.check.report import Fault, format_bytes
+from paceline.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    TokenizerConfig,
+)
+from paceline.engine_args import NGRAM, EngineArgs
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+DEFAULT_TOKEN_BUDGET = 2048
+DEFAULT_POOL_BYTES = 4 * 1024**3
+DEFAULT_POOL_SHARE = 0.4
+MIN_DEFAULT_SEQUENCES = 64
+_DTYPES: dict[str, Dtype] = {
+    "float32": "float32",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+}
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Bytes that the models ask for, each as (target, drafter)."""
+
+    dtype: Dtype
+    weights: tuple[int, int]
+    packed_heads: tuple[int, int]  # a tied head's second copy, in the layout the CPU reads fastest
+    kv_per_token: tuple[int, int]
+
+    @property
+    def resident(self) -> int:
+        """Bytes of everything but the KV pool."""
+        return sum(self.weights) + sum(self.packed_heads)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The KV pool: usable blocks; one null block comes on top."""
+
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    why: str
+
+    @property
+    def total_bytes(self) -> int:
+        return (self.num_blocks + 1) * self.block_bytes
+
+    @property
+    def longest_sequence(self) -> int:
+        """Prompt + output of the longest sequence; the last token needs no KV."""
+        return self.num_blocks * self.block_size + 1
+
+    def blocks_for(self, length: int) -> int:
+        """Blocks that a sequence of ``length`` tokens ends with."""
+        return math.ceil((length - 1) / self.block_size)
+
+
+@dataclass
+class Plan:
+    """What ``make_plan`` worked out. ``notes`` says by setting why it has its value.
+
+    pool and config are None where a fault leaves nothing to say.
+    """
+
+    args: EngineArgs
+    sources: Sources
+    target: ModelFiles
+    demand: Demand
+    free_memory: int | None
+    notes: dict[str, str] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    pool: Pool | None = None
+    config: EngineConfig | None = None
+
+    @property
+    def k(self) -> int:
+        """Draft length, 0 without a drafter."""
+        return self.args.num_speculative_tokens or 0
+
+
+def make_plan(args: EngineArgs, sources: Sources, target: ModelFiles) -> Plan:
+    """Fix every value that depends on the models or the machine.
+
+    ``args`` must have passed ``argument_faults``.
+    """
+    dtype, why = resolve_dtype(args.dtype)
+    plan = Plan(args, sources, target, _demand(dtype, target, sources.drafter), None)
+    plan.notes["dtype"] = why
+    plan.free_memory = machine.available_memory()
+    plan.pool = pool = _plan_pool(plan)
+    if pool is None:
+        return plan
+    _check_memory(plan, pool)
+    length = _plan_length(plan, pool)
+    budget = _plan_budget(plan, length)
+    if plan.k >= length:
+        plan.faults.append(
+            Fault(
+                f"`num_speculative_tokens` ({plan.k}) must be below the model length ({length})",
+                "5 is a good start",
+            )
+        )
+    plan.config = _engine_config(plan, pool, length, budget)
+    return plan
+
+
+def resolve_dtype(setting: str) -> tuple[Dtype, str]:
+    """The dtype weights and KV are kept in, and why."""
+    if setting != "auto":
+        return _DTYPES[setting], ""
+    if machine.has_native_bfloat16():
+        return "bfloat16", "auto: this CPU has native bfloat16"
+    return "float32", "auto: this CPU has no native bfloat16"
+
+
+def _demand(dtype: Dtype, target: ModelFiles, drafter: ModelFiles | None) -> Demand:
+    size = 4 if dtype == "float32" else 2
+    packs = machine.packs_weights(dtype)
+
+    def of_both(count: Callable[[ModelFiles], int]) -> tuple[int, int]:
+        return count(target) * size, 0 if drafter is None else count(drafter) * size
+
+    def packed_head(files: ModelFiles) -> int:
+        arch = files.arch
+        return arch.vocab_size * arch.hidden_size if packs and arch.tie_word_embeddings else 0
+
+    return Demand(
+        dtype,
+        weights=of_both(lambda files: files.num_parameters),
+        packed_heads=of_both(packed_head),
+        kv_per_token=of_both(lambda files: files.arch.kv_bytes_per_token(1)),
+    )
+
+
+# --- the KV pool ---
+
+
+def _plan_pool(plan: Plan) -> Pool | None:
+    args = plan.args
+    block_bytes = args.block_size * sum(plan.demand.kv_per_token)
+    if args.num_gpu_blocks_override is not None:
+        why = "as num_gpu_blocks_override says"
+        return Pool(args.num_gpu_blocks_override, args.block_size, block_bytes, why)
+    if args.kv_cache_memory_bytes is not None:
+        size, why = args.kv_cache_memory_bytes, "as kv_cache_memory_bytes says"
+    else:
+        size, why = _default_pool(plan, block_bytes)
+    num_blocks = size // block_bytes - 1
+    if num_blocks < 1:
+        plan.faults.append(
+            Fault(
+                f"the KV pool of {format_bytes(size)} ({why}) holds no block: a block of "
+                f"{args.block_size} tokens takes {format_bytes(block_bytes)}, and the null block "
+                "as much",
+                f"set `kv_cache_memory_bytes` to at least {2 * block_bytes}",
+                about_memory=True,
+            )
+        )
+        return None
+    return Pool(num_blocks, args.block_size, block_bytes, why)
+
+
+def _default_pool(plan: Plan, block_bytes: int) -> tuple[int, str]:
+    """Bytes of the pool when nothing is said, and why."""
+    size, why = DEFAULT_POOL_BYTES, "the default of 4 GiB"
+    if plan.free_memory is not None:
+        free = f"{format_bytes(plan.free_memory)} free memory"
+        share = int(plan.free_memory * DEFAULT_POOL_SHARE)
+        if share < size:
+            size, why = share, f"{DEFAULT_POOL_SHARE:.0%} of {free}"
+        beside = plan.free_memory - plan.demand.resident
+        if 0 < beside < size:
+            size, why = beside, f"what the weights leave of {free}"
+    # Small models would get a pool that they could hardly fill.
+    limit = plan.target.arch.max_position_embeddings
+    length = min(plan.args.max_model_len or limit, limit)
+    sequences = max(plan.args.max_num_seqs, MIN_DEFAULT_SEQUENCES)
+    blocks = sequences * math.ceil(length / plan.args.block_size)
+    if (blocks + 1) * block_bytes < size:
+        return (blocks + 1) * block_bytes, f"enough for {sequences} sequences of {length} tokens"
+    return size, why
+
+
+def _check_memory(plan: Plan, pool: Pool) -> None:
+    weights = plan.demand.resident
+    if plan.free_memory is None or weights + pool.total_bytes <= plan.free_memory:
+        return
+    ways_out = ["lower `kv_cache_memory_bytes`", "choose a smaller model"]
+    if plan.demand.dtype == "float32":
+        ways_out.insert(1, 'set `dtype="bfloat16"`')
+    if plan.sources.drafter is not None:
+        ways_out.append('use `speculative_model="[ngram]"`, which needs no memory')
+    plan.faults.append(
+        Fault(
+            f"not enough memory: the weights take {format_bytes(weights)} in {plan.demand.dtype}, "
+            f"the KV pool {format_bytes(pool.total_bytes)} ({pool.why}), but only "
+            f"{format_bytes(plan.free_memory)} are free",
+            ", ".join(ways_out[:-1]) + f" or {ways_out[-1]}",
+            about_memory=True,
+        )
+    )
+
+
+# --- lengths and budget ---
+
+
+def _plan_length(plan: Plan, pool: Pool) -> int:
+    limit = plan.target.arch.max_position_embeddings
+    explicit = plan.args.max_model_len
+    if explicit is None:
+        if limit <= pool.longest_sequence:
+            plan.notes["max_model_len"] = "the model's maximum"
+            return limit
+        plan.notes["max_model_len"] = f"lowered from {limit} to what the KV pool holds"
+        plan.warnings.append(
+            f"max_model_len is lowered from {limit} (the model's maximum) to "
+            f"{pool.longest_sequence}, the longest sequence that the KV pool of "
+            f"{format_bytes(pool.total_bytes)} holds"
+        )
+        return pool.longest_sequence
+    if explicit > limit:
+        plan.faults.append(
+            Fault(
+                f"`max_model_len` ({explicit}) is above the {limit} positions that "
+                f"`{plan.target.name}` was made for",
+                f"set it to {limit} or less",
+            )
+        )
+    needed = pool.blocks_for(explicit)
+    if needed > pool.num_blocks:
+        enlarge = (
+            f"raise `num_gpu_blocks_override` to {needed}"
+            if plan.args.num_gpu_blocks_override is not None
+            else f"raise `kv_cache_memory_bytes` to {(needed + 1) * pool.block_bytes}"
+        )
+        plan.faults.append(
+            Fault(
+                f"`max_model_len` ({explicit}) does not fit the KV pool: it needs {needed} blocks "
+                f"of {pool.block_size} tokens, the pool of {format_bytes(pool.total_bytes)} "
+                f"({pool.why}) has {pool.num_blocks}",
+                f"lower `max_model_len` to {pool.longest_sequence} or {enlarge}",
+                about_memory=True,
+            )
+        )
+    return explicit
+
+
+def _plan_budget(plan: Plan, length: int) -> int:
+    args = plan.args
+    full_batch = args.max_num_seqs * (plan.k + 1)
+    explicit = args.max_num_batched_tokens
+    if explicit is None:
+        budget, why = DEFAULT_TOKEN_BUDGET, "the default"
+        if full_batch > budget:
+            budget, why = full_batch, f"max_num_seqs × (k + 1) with k = {plan.k}"
+        if not args.enable_chunked_prefill and length > budget:
+            budget, why = length, "a whole prompt, as chunked prefill is off"
+        plan.notes["max_num_batched_tokens"] = why
+        return budget
+    if explicit < args.max_num_seqs:
+        plan.faults.append(
+            Fault(
+                f"`max_num_batched_tokens` ({explicit}) is below `max_num_seqs` "
+                f"({args.max_num_seqs}): a step could not serve every running sequence",
+                f"raise it, or lower `max_num_seqs` to {explicit} or less",
+            )
+        )
+    elif explicit < full_batch:
+        plan.notes["max_num_batched_tokens"] = (
+            f"below max_num_seqs × (k + 1) = {full_batch}: k shrinks when many sequences run"
+        )
+    if not args.enable_chunked_prefill and explicit < length:
+        plan.faults.append(
+            Fault(
+                f"`max_num_batched_tokens` ({explicit}) is below the model length ({length}) while "
+                "chunked prefill is off: a long prompt could never run",
+                f"raise it to {length}, lower `max_model_len`, or enable chunked prefill",
+            )
+        )
+    return explicit
+
+
+# --- the result ---
+
+
+def _engine_config(plan: Plan, pool: Pool, length: int, budget: int) -> EngineConfig:
+    args, sources = plan.args, plan.sources
+    vocabulary = None if sources.tokenizer_path is None else sources.vocabulary
+    stop_ids = {*plan.target.arch.eos_token_ids, *sources.generation_eos}
+    if vocabulary is not None and vocabulary.eos_token_id is not None:
+        stop_ids.add(vocabulary.eos_token_id)
+    return EngineConfig(
+        model=_model_config(plan, plan.target, length),
+        tokenizer=TokenizerConfig(
+            path=None if sources.tokenizer_path is None else str(sources.tokenizer_path),
+            vocab_size=None if vocabulary is None else vocabulary.size,
+        ),
+        cache=CacheConfig(args.block_size, pool.num_blocks, args.enable_prefix_caching),
+        scheduler=SchedulerConfig(
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=length,
+            enable_chunked_prefill=args.enable_chunked_prefill,
+            batching="static" if args.batching == "static" else "continuous",
+        ),
+        speculative=_speculative_config(plan),
+        device="cpu",
+        seed=args.seed,
+        stop_token_ids=tuple(sorted(stop_ids)),
+        default_sampling=sources.default_sampling,
+        max_logprobs=args.max_logprobs,
+    )
+
+
+def _model_config(plan: Plan, files: ModelFiles, length: int) -> ModelConfig:
+    return ModelConfig(files.name, str(files.path), files.arch, plan.demand.dtype, length)
+
+
+def _speculative_config(plan: Plan) -> SpeculativeConfig | None:
+    args, files = plan.args, plan.sources.drafter
+    if args.speculative_model is None:
+        return None
+    low, high = lookup_lengths(args)
+    drafter = None
+    if files is not None:
+        reach = files.arch.max_position_embeddings
+        drafter = _model_config(plan, files, min(reach, args.speculative_max_model_len or reach))
+    return SpeculativeConfig(
+        method="ngram" if args.speculative_model == NGRAM else "draft_model",
+        num_speculative_tokens=plan.k,
+        model=drafter,
+        prompt_lookup_max=high,
+        prompt_lookup_min=low,
+        disable_by_batch_size=args.speculative_disable_by_batch_size or 0,
+    )

@@ -1,0 +1,1 @@
+"""The ``paceline`` command: ``main`` dispatches, one file a command."""

@@ -1,0 +1,191 @@
+"""Flags made from ``EngineArgs`` and ``SamplingParams``: one a field, in kebab-case.
+
+Flags that were not given do not appear in the results, so defaults live in one place. Must not
+import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, NoReturn, get_type_hints
+
+from paceline.cli.main import print_error
+from paceline.engine_args import NO_EFFECT, EngineArgs
+from paceline.sampling_params import SamplingParams
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+_SAMPLING_HELP = {
+    "n": "outputs of each prompt",
+    "temperature": "0 is greedy",
+    "top_p": "keep the most probable tokens that make up this share",
+    "top_k": "keep this many of the most probable tokens; 0 keeps all",
+    "min_p": "drop tokens below this share of the best token's probability",
+    "presence_penalty": "subtracted from logits of tokens that occurred in the output",
+    "frequency_penalty": "subtracted once for each time a token occurred in the output",
+    "repetition_penalty": "above 1 makes tokens of prompt and output less likely",
+    "seed": "seed of each request (default: derived from --seed)",
+    "stop": "end before this text; may be given several times",
+    "stop_token_ids": "end at one of these token ids, such as 5,6",
+    "include_stop_str_in_output": "keep the stop text in the output",
+    "ignore_eos": "go on after the model's end of text",
+    "max_tokens": "longest output (default: the model's generation_config, else 256)",
+    "min_tokens": "do not end before this many tokens",
+    "logprobs": "report log-probabilities of this many tokens at each position",
+    "prompt_logprobs": "the same for the tokens of the prompt",
+    "logit_bias": 'JSON object of token id to bias, such as {"5": -100}',
+    "skip_special_tokens": "leave special tokens out of the text",
+}
+_SAMPLING_DEFAULTS = {"seed": None, "max_tokens": None}  # not SamplingParams' own here
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser with our error form and suggestions for misspelt flags."""
+
+    def __init__(self, **options: Any) -> None:
+        # Abbreviations would change meaning when a flag is added.
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse, with flags and positional arguments in any order. Exits with 2 on wrong usage."""
+        namespace, rest = self.parse_known_intermixed_args(list(argv))
+        if rest:
+            flag = rest[0].partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            close = difflib.get_close_matches(flag, known, n=1)
+            hint = f"did you mean `{close[0]}`?" if close else f"`{self.prog} --help` shows all"
+            self.error(f"unknown argument `{flag}`. hint: {hint}")
+        return namespace
+
+    def error(self, message: str) -> NoReturn:
+        if " hint: " not in message:
+            message += f". hint: `{self.prog} --help` shows all arguments"
+        print_error(message)
+        raise SystemExit(2)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for every engine argument, and hidden ones for vLLM's that have no effect."""
+    group = parser.add_argument_group("engine arguments")
+    hints = get_type_hints(EngineArgs)
+    for f in fields(EngineArgs):
+        options = _options(hints[f.name], f"engine.{f.name}")
+        options["help"] = _help_text(f)
+        if f.metadata.get("choices"):  # shown only: the check says more about a wrong one
+            options["metavar"] = "{" + ",".join(f.metadata["choices"]) + "}"
+        if f.name == "kv_cache_memory_bytes":
+            options["type"] = byte_count
+            options["metavar"] = "BYTES"
+        group.add_argument(_flag(f.name), **options)
+    group.add_argument(
+        "--speculative-config",
+        dest="engine.speculative_config",
+        default=argparse.SUPPRESS,
+        metavar="JSON",
+        help="vLLM's form of the speculative arguments",
+    )
+    for name, (accepted, _) in NO_EFFECT.items():
+        is_flag = any(isinstance(one, bool) for one in accepted or ())
+        is_flag = is_flag or (accepted is None and name.startswith(("disable_", "use_")))
+        options = _options(bool if is_flag else _literal, f"engine.{name}")
+        parser.add_argument(_flag(name), **options, help=argparse.SUPPRESS)
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for every sampling parameter; the request's seed is ``--sampling-seed``."""
+    group = parser.add_argument_group("sampling parameters")
+    hints = get_type_hints(SamplingParams)
+    for f in fields(SamplingParams):
+        options = _options(hints[f.name], f"sampling.{f.name}")
+        default = _SAMPLING_DEFAULTS.get(f.name, f.default)
+        options["help"] = _SAMPLING_HELP[f.name] + _default_text(default)
+        if f.name == "stop":
+            options["action"] = "append"
+        elif f.name == "stop_token_ids":
+            options["type"] = _id_list
+            options["metavar"] = "IDS"
+        elif f.name == "logit_bias":
+            options["type"] = _json_object
+            options["metavar"] = "JSON"
+        flag = "--sampling-seed" if f.name == "seed" else _flag(f.name)
+        group.add_argument(flag, **options)
+
+
+def given(namespace: argparse.Namespace, group: str) -> dict[str, Any]:
+    """The flags of one group ("engine" or "sampling") that were given, by argument name."""
+    prefix = f"{group}."
+    return {
+        name.removeprefix(prefix): value
+        for name, value in vars(namespace).items()
+        if name.startswith(prefix)
+    }
+
+
+def byte_count(text: str) -> int:
+    """``4GiB``, ``512MB`` or plain bytes as an int."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size such as 4GiB, 512MB or 1073741824"
+        )
+    return int(float(match[1]) * _UNITS[match[2] or ""]) if match[2] else int(match[1])
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _options(kind: Any, dest: str) -> dict[str, Any]:
+    """Keywords of ``add_argument`` for a field of this type."""
+    options: dict[str, Any] = {"dest": dest, "default": argparse.SUPPRESS}
+    if kind is bool:
+        return {**options, "action": argparse.BooleanOptionalAction}
+    if kind in (int, int | None):
+        return {**options, "type": int, "metavar": "N"}
+    if kind is float:
+        return {**options, "type": float, "metavar": "X"}
+    if kind is _literal:
+        return {**options, "type": _literal}
+    return {**options, "metavar": "TEXT"}
+
+
+def _help_text(f: Field[Any]) -> str:
+    text: str = f.metadata["help"]
+    says_it = "(default" in text or f.default is MISSING
+    return text.replace("%", "%%") + ("" if says_it else _default_text(f.default))
+
+
+def _default_text(default: object) -> str:
+    return "" if default is None or isinstance(default, bool) else f" (default: {default})"
+
+
+def _literal(text: str) -> object:
+    """A value of a no-effect argument: JSON where it is JSON, ``None``, else the text itself."""
+    if text == "None":
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _id_list(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids") from None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value

@@ -1,0 +1,201 @@
+"""``paceline generate``: complete prompts as text or JSON lines.
+
+Everything that can be wrong is said before a model loads; torch is imported only after that. Must
+not know what the engine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.check import print_report
+from paceline.cli.flags import Parser, add_engine_flags, add_sampling_flags, given
+from paceline.cli.main import print_error
+from paceline.cli.prompts import PromptItem, read_prompt_file, read_prompts
+from paceline.engine_args import EngineArgs
+from paceline.log import configure_logging
+from paceline.outputs import RequestOutput
+from paceline.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+# The library's 16 tokens are vLLM's default; on a command line they look like a broken model.
+_MAX_TOKENS = 256
+
+
+def run(argv: Sequence[str]) -> int:
+    """Generate, and print as asked. Returns 1 if a prompt failed, else 0."""
+    parser = _parser()
+    namespace = parser.parse(argv)
+    engine, sampling = given(namespace, "engine"), given(namespace, "sampling")
+    if "model" not in engine and namespace.positional:
+        engine["model"] = namespace.positional.pop(0)
+    if "model" not in engine:
+        parser.error("no model. hint: `paceline generate MODEL PROMPT`")
+    if namespace.dry_run:
+        return print_report(engine, as_json=namespace.json)
+    SamplingParams(**sampling)
+    EngineArgs.from_kwargs(**engine)
+    items = _items(parser, namespace)
+    for item in items:
+        SamplingParams(**{**sampling, **item.sampling})
+    configure_logging(logging.ERROR if namespace.quiet else logging.INFO)
+    from paceline.llm import LLM  # torch
+
+    with LLM(**engine) as llm:
+        defaults = llm.get_default_sampling_params()
+        if defaults.max_tokens == SamplingParams().max_tokens:
+            sampling.setdefault("max_tokens", _MAX_TOKENS)
+        params = [dataclasses.replace(defaults, **{**sampling, **item.sampling}) for item in items]
+        alone = len(items) == 1 and params[0].n == 1
+        if alone and not namespace.json and sys.stdout.isatty():
+            return _stream(llm, items[0], params[0], quiet=namespace.quiet)
+        prompts = [_prompt(llm, item) for item in items]
+        outputs = llm.generate(prompts, params, use_tqdm=not namespace.quiet)
+    for index, (item, output) in enumerate(zip(items, outputs, strict=True)):
+        if namespace.json:
+            print(json.dumps(_as_json(index, item, output), ensure_ascii=False))
+        else:
+            _print_text(index, len(items), output)
+    return _report_failures(outputs)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="paceline generate",
+        usage="paceline generate MODEL [PROMPT ...] [--chat] [--json] [flags]",
+        description="Complete prompts. They come from arguments, --file, or standard input: one a "
+        "line, or JSON lines with `prompt`, `prompt_token_ids` or `messages` and, if wanted, "
+        "sampling parameters.",
+    )
+    parser.add_argument(
+        "positional",
+        nargs="*",
+        metavar="MODEL [PROMPT ...]",
+        help="without --model the first one is the model",
+    )
+    parser.add_argument("--prompt", action="append", default=[], help="may be given several times")
+    parser.add_argument("--file", type=Path, help="file of prompts, - for standard input")
+    parser.add_argument("--chat", action="store_true", help="send each prompt as a user's message")
+    parser.add_argument("--json", action="store_true", help="print a JSON object a prompt")
+    parser.add_argument("--quiet", action="store_true", help="no log, no progress bar")
+    parser.add_argument("--dry-run", action="store_true", help="the same as `paceline check`")
+    add_engine_flags(parser)
+    add_sampling_flags(parser)
+    return parser
+
+
+def _items(parser: Parser, namespace: argparse.Namespace) -> list[PromptItem]:
+    items = [PromptItem(text=text) for text in [*namespace.positional, *namespace.prompt]]
+    if namespace.file is not None and str(namespace.file) != "-":
+        items += read_prompt_file(namespace.file)
+    elif sys.stdin is not None and (namespace.file or not (items or sys.stdin.isatty())):
+        items += read_prompts(sys.stdin, "standard input")
+    if not items:
+        parser.error("no prompt. hint: give one after the model, with --file, or on standard input")
+    return [item.as_chat() for item in items] if namespace.chat else items
+
+
+def _prompt(llm: LLM, item: PromptItem) -> Any:
+    """What ``LLM.generate`` takes for this item."""
+    if item.messages is not None:
+        token_ids = llm.get_tokenizer().apply_chat_template(item.messages)
+        return {"prompt_token_ids": token_ids}
+    return item.text if item.text is not None else {"prompt_token_ids": item.token_ids}
+
+
+def _stream(llm: LLM, item: PromptItem, params: SamplingParams, *, quiet: bool) -> int:
+    """Print one output as it grows."""
+    started = time.monotonic()
+    first: float | None = None
+    printed = 0
+    output: RequestOutput | None = None
+    for output in llm.stream(_prompt(llm, item), params):
+        text = output.outputs[0].text
+        if first is None and output.outputs[0].token_ids:
+            first = time.monotonic()
+        sys.stdout.write(text[printed:])
+        sys.stdout.flush()
+        printed = len(text)
+    print()
+    if output is None:
+        return 0
+    if not quiet:
+        ended = time.monotonic()
+        print(_summary(output, (first or ended) - started, ended - started), file=sys.stderr)
+    return _report_failures([output])
+
+
+def _summary(output: RequestOutput, to_first: float, total: float) -> str:
+    count = len(output.outputs[0].token_ids)
+    parts = [f"{count} tokens", f"first after {to_first:.2f} s"]
+    if count > 1 and total > to_first:
+        parts.append(f"then {(count - 1) / (total - to_first):.1f} tokens/s")
+    rate = output.metrics.speculative_decoding.acceptance_rate
+    if rate is not None:
+        parts.append(f"acceptance {rate:.2f}")
+    return f"[{', '.join(parts)}, {output.outputs[0].finish_reason}]"
+
+
+def _print_text(index: int, count: int, output: RequestOutput) -> None:
+    for one in output.outputs:
+        if count > 1 or len(output.outputs) > 1:
+            part = f", output {one.index + 1} of {len(output.outputs)}"
+            print(f"==> prompt {index + 1} of {count}{part if len(output.outputs) > 1 else ''} <==")
+        print(one.text)
+
+
+def _as_json(index: int, item: PromptItem, output: RequestOutput) -> dict[str, Any]:
+    drafts = output.metrics.speculative_decoding
+    return {
+        "index": index,
+        "prompt": item.text,
+        "messages": item.messages,
+        "prompt_token_ids": output.prompt_token_ids,
+        "outputs": [
+            {
+                "index": one.index,
+                "text": one.text,
+                "token_ids": one.token_ids,
+                "finish_reason": one.finish_reason,
+                "stop_reason": one.stop_reason,
+                "cumulative_logprob": one.cumulative_logprob,
+                "logprobs": _positions(one.logprobs),
+            }
+            for one in output.outputs
+        ],
+        "prompt_logprobs": _positions(output.prompt_logprobs),
+        "error": output.error,
+        "metrics": {
+            "num_cached_tokens": output.metrics.num_cached_tokens,
+            "num_preemptions": output.metrics.num_preemptions,
+            "num_draft_tokens": drafts.num_draft_tokens,
+            "num_accepted_tokens": drafts.num_accepted_tokens,
+        },
+    }
+
+
+def _positions(logprobs: Sequence[dict[int, Any] | None] | None) -> list[Any] | None:
+    """Logprobs as JSON: a list over positions of objects by token id."""
+    if logprobs is None:
+        return None
+    return [
+        None if one is None else {str(token): value._asdict() for token, value in one.items()}
+        for one in logprobs
+    ]
+
+
+def _report_failures(outputs: Sequence[RequestOutput]) -> int:
+    failed = [output for output in outputs if output.error is not None]
+    for output in failed:
+        print_error(f"request {output.request_id} failed: {output.error}")
+    return 1 if failed else 0

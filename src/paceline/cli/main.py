@@ -1,0 +1,90 @@
+"""Entry point of ``paceline``: finds the command and turns every error into one clear message.
+
+Must stay cheap to import: a command's module is imported when that command runs, torch only when a
+model does.
+
+Exit status: 0 done, 1 it cannot work, 2 wrong usage, 130 interrupted, 141 the reader of the output
+went away.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from paceline import __version__
+from paceline.errors import PacelineError
+
+# command -> what it does; its module is paceline.cli.<command>, with run(argv) -> exit status
+COMMANDS = {
+    "generate": "complete prompts from arguments, a file or standard input",
+    "check": "find every fault and show the memory plan; loads nothing",
+}
+
+INTERRUPTED = 130
+OUTPUT_CLOSED = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: the process's). Returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if arguments else 2
+    name = arguments[0]
+    if name in ("-V", "--version"):
+        print(f"paceline {__version__}")
+        return 0
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean `{close[0]}`?" if close else f"commands: {', '.join(COMMANDS)}"
+        print_error(f"unknown command `{name}`. hint: {hint}")
+        return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may not know every character
+    try:
+        status: int = importlib.import_module(f"paceline.cli.{name}").run(arguments[1:])
+        sys.stdout.flush()
+    except PacelineError as error:
+        print_error(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is still buffered would fail again, loudly, when the interpreter flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OUTPUT_CLOSED
+    return status
+
+
+def print_error(message: str) -> None:
+    """``paceline: error: cause`` on standard error, each hint on a line of its own."""
+    for number, line in enumerate(message.splitlines()):
+        cause, _, hint = line.partition(" hint: ")
+        print(f"paceline: error: {cause}" if number == 0 else cause, file=sys.stderr)
+        if hint:
+            print(f"  hint: {hint}", file=sys.stderr)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: paceline COMMAND ...",
+            "",
+            "Continuous batching and exact speculative decoding of language models.",
+            "",
+            *lines,
+            "",
+            "`paceline COMMAND --help` shows a command's arguments.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

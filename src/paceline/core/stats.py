@@ -1,0 +1,56 @@
+"""Counters of an engine's life; plain integers, read by logs, metrics and benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.arrays import Int64Array
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Totals since the engine started. Drafts are counted after the cut at a sequence's end."""
+
+    num_steps: int = 0
+    num_decode_passes: int = 0  # target passes with at least one decode row
+    num_prefill_passes: int = 0
+    num_prefill_chunks: int = 0
+    num_prompt_tokens: int = 0  # computed in prefill passes, recomputation included
+    num_generation_tokens: int = 0  # committed
+    num_batched_tokens: int = 0  # counted against the token budget
+    num_cached_tokens: int = 0  # found in the prefix cache
+    num_preemptions: int = 0
+    num_finished: int = 0
+    num_drafts: int = 0  # (sequence, step) pairs that proposed at least one token
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_catch_up_tokens: int = 0  # drafter KV computed for tokens it had missed
+    last_k: int = 0
+    last_k_reason: str = ""
+    # Index i counts rounds that proposed, and that accepted, at least i + 1 drafts.
+    proposed_by_position: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    accepted_by_position: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted ÷ proposed, None before anything was proposed."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    def record_drafts(self, proposed: Int64Array, accepted: Int64Array) -> None:
+        """Add one step's rounds. proposed, accepted: [rows] draft tokens of each row."""
+        total = int(proposed.sum())
+        if total == 0:
+            return
+        width = int(proposed.max())
+        if width > len(self.proposed_by_position):
+            grow = width - len(self.proposed_by_position)
+            self.proposed_by_position = np.pad(self.proposed_by_position, (0, grow))
+            self.accepted_by_position = np.pad(self.accepted_by_position, (0, grow))
+        positions = np.arange(width)
+        self.proposed_by_position[:width] += (proposed[:, None] > positions).sum(0)
+        self.accepted_by_position[:width] += (accepted[:, None] > positions).sum(0)
+        self.num_drafts += int((proposed > 0).sum())
+        self.num_draft_tokens += total
+        self.num_accepted_tokens += int(accepted.sum())

@@ -1,0 +1,1 @@
+"""Tensor parallelism behind the ``TPGroup`` seam."""

@@ -1,0 +1,1 @@
+"""Building blocks of a decoder; each says which checkpoint tensors fill its parameters."""

@@ -1,0 +1,1 @@
+"""Model families: reading a Hugging Face directory, building the decoder, filling it."""

@@ -1,0 +1,64 @@
+"""Build a model and fill it from its safetensors files, one tensor at a time.
+
+Headers are checked first (``weights``), so that nothing large is touched when something is wrong.
+Never opens a pickle and never imports code from a model directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+from safetensors import safe_open
+
+from paceline.attention.backend import AttentionBackend
+from paceline.config import ModelConfig
+from paceline.distributed.tp_group import TPGroup
+from paceline.models.decoder import DecoderModel
+from paceline.models.registry import model_class
+from paceline.models.weights import check_weights, count_parameters
+
+logger = logging.getLogger(__name__)
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    config: ModelConfig, device: str, attention: AttentionBackend, tp: TPGroup
+) -> DecoderModel:
+    """The model of ``config``, loaded into its dtype on ``device`` and ready to run.
+
+    Raises ConfigError when the files do not hold the model config.json describes.
+    """
+    start = time.perf_counter()
+    files = check_weights(config.path, config.arch)
+    dtype = TORCH_DTYPES[config.dtype]
+    with torch.inference_mode():
+        model = model_class(config.arch.family)(config.arch, attention, tp, dtype, device)
+        load_weights(model, files)
+        packed = model.pack_weights()
+    parameters = count_parameters(config.arch)
+    logger.info(
+        "loaded %s: %.1fM parameters, %.2f GB as %s, %.1f s%s",
+        config.name,
+        parameters / 1e6,
+        parameters * config.dtype_bytes / 1e9,
+        config.dtype,
+        time.perf_counter() - start,
+        f"; {packed} matrices packed for this CPU" if packed else "",
+    )
+    return model.eval()
+
+
+def load_weights(model: DecoderModel, files: dict[str, list[str]]) -> None:
+    """Copy every tensor of ``files`` ({file: names}, from ``check_weights``) into the model.
+
+    Holds one checkpoint tensor at a time beside the model. Conversion to the model's dtype happens
+    in the copy.
+    """
+    targets = model.weight_targets()
+    for file, names in files.items():
+        with safe_open(file, framework="pt", device="cpu") as shard:
+            for name in names:
+                targets[name].copy_from(shard.get_tensor(name))

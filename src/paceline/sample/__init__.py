@@ -1,0 +1,1 @@
+"""From logits to token ids: processing, truncation, keyed Gumbel-max sampling, acceptance."""

@@ -1,0 +1,59 @@
+"""From a resolved configuration to a runner: models, KV tensors, row state, sampler, drafter."""
+
+from __future__ import annotations
+
+from paceline.attention.selector import select_backend
+from paceline.config import EngineConfig, ModelConfig, SpeculativeConfig
+from paceline.distributed.tp_group import SingleProcessGroup
+from paceline.models.decoder import DecoderModel
+from paceline.models.loader import TORCH_DTYPES, load_model
+from paceline.sample.sampler import Sampler
+from paceline.spec.draft_model import DraftModelDrafter
+from paceline.spec.drafter import Drafter
+from paceline.spec.ngram_drafter import NgramDrafter
+from paceline.worker.decode_state import DecodeState
+from paceline.worker.kv_cache import KVCache, allocate_kv_caches
+from paceline.worker.model_runner import ModelRunner
+
+
+def build_runner(config: EngineConfig, max_k: int) -> ModelRunner:
+    """Load weights and allocate what a runner needs.
+
+    max_k: the largest draft length a policy may choose. Raises ConfigError (files that do not fit
+    their configuration) or CapacityError (no memory for the KV pool).
+    """
+    model, kv_caches = _load(config, config.model)
+    scheduler = config.scheduler
+    state = DecodeState(
+        scheduler.max_num_seqs, scheduler.max_model_len, config.cache.block_size, max_k
+    )
+    drafter = None
+    if config.speculative is not None:
+        drafter = _build_drafter(config, config.speculative, state)
+    sampler = Sampler(config.tokenizer.vocab_size)
+    return ModelRunner(model, kv_caches, state, sampler, drafter)
+
+
+def _load(config: EngineConfig, model: ModelConfig) -> tuple[DecoderModel, list[KVCache]]:
+    backend = select_backend(config.device, model.arch)
+    loaded = load_model(model, config.device, backend, SingleProcessGroup())
+    caches = allocate_kv_caches(
+        model.arch,
+        config.cache.num_blocks,
+        config.cache.block_size,
+        TORCH_DTYPES[model.dtype],
+        config.device,
+    )
+    return loaded, caches
+
+
+def _build_drafter(
+    config: EngineConfig, speculative: SpeculativeConfig, state: DecodeState
+) -> Drafter:
+    if speculative.model is None:
+        return NgramDrafter(state, speculative.prompt_lookup_max, speculative.prompt_lookup_min)
+    model, kv_caches = _load(config, speculative.model)
+    # A draft must be an id that the target may sample.
+    limits = [config.model.arch.vocab_size, config.tokenizer.vocab_size]
+    limit = min(limit for limit in limits if limit is not None)
+    return DraftModelDrafter(model, kv_caches, state, Sampler(limit))

@@ -1,0 +1,225 @@
+"""Executes one step: row changes, decode pass (draft, verify, sample, advance), prefill pass,
+catch-up.
+
+Everything that touches a tensor lies behind ``launch`` and ``collect``. The runner names no
+concrete drafter or attention backend and knows no requests: rows, tokens and sampling parameters
+only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from paceline.arrays import BoolArray, Int64Array
+from paceline.core.step import ModelRunnerOutput, SchedulerOutput
+from paceline.models.decoder import DecoderModel
+from paceline.sample.logprobs import token_logprobs
+from paceline.sample.sampler import Sampler, nonfinite_rows
+from paceline.sample.verify import count_accepted
+from paceline.spec.drafter import Drafter
+from paceline.worker.batch import PassInput, build_pass
+from paceline.worker.decode_state import DecodeState
+from paceline.worker.kv_cache import KVCache, copy_blocks
+
+_NONFINITE = (
+    "the model gave logits that are not finite. hint: its weights may be damaged or overflow in "
+    "this dtype; try dtype='float32'"
+)
+
+
+# Prompt positions whose logits are held at once: 256 rows of a 150,000-entry vocabulary are 150 MB.
+_PROMPT_LOGITS_ROWS = 256
+
+
+class ModelRunner:
+    """The eager runner; work is done in ``launch``, in the caller's thread."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        kv_caches: list[KVCache],
+        state: DecodeState,
+        sampler: Sampler,
+        drafter: Drafter | None = None,
+    ) -> None:
+        self.state = state
+        self._model = model
+        self._kv_caches = kv_caches
+        self._sampler = sampler
+        self._drafter = drafter
+
+    @torch.inference_mode()
+    def launch(self, out: SchedulerOutput) -> ModelRunnerOutput:
+        """Run a step; the handle is its result."""
+        result = ModelRunnerOutput(out.step)
+        if out.block_copies:
+            copy_blocks(self._kv_caches, out.block_copies)
+            if self._drafter is not None:
+                self._drafter.copy_blocks(out.block_copies)
+        self.state.apply(out)
+        if len(out.decode_rows):
+            self._decode(out, result)
+        if len(out.prefill_rows):
+            self._prefill(out, result)
+        if len(out.catch_up_rows) and self._drafter is not None:
+            # Also for rows that just went inactive: the scheduler counts these blocks as filled,
+            # and they may be shared from now on.
+            self._drafter.catch_up(
+                out.catch_up_rows.astype(np.int64),
+                out.catch_up_starts.astype(np.int64),
+                out.catch_up_ends.astype(np.int64),
+            )
+        return result
+
+    def collect(self, handle: ModelRunnerOutput) -> ModelRunnerOutput:
+        """The result of a launched step."""
+        return handle
+
+    def _forward(self, batch: PassInput) -> torch.Tensor:
+        hidden: torch.Tensor = self._model(
+            batch.input_ids, batch.positions, self._kv_caches, batch.metadata
+        )
+        return hidden
+
+    # ---- decode: draft, verify, sample, advance --------------------------------------------------
+
+    def _decode(self, out: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        state = self.state
+        rows = out.decode_rows.astype(np.int64)
+        drafts = out.num_draft_tokens.astype(np.int64)
+        if not out.compute_finished:
+            live = state.active[rows]
+            rows, drafts = rows[live], drafts[live]
+            if not len(rows):
+                return
+        count = state.num_tokens[rows]
+        # The host may not know yet how close to its end a row has come.
+        drafts = np.clip(drafts, 0, state.max_total[rows] - count - 1)
+        if self._drafter is not None and drafts.any():
+            drafts = self._drafter.propose(rows, count, drafts)
+        batch = build_pass(state, rows, count - 1, drafts + 1, discard=~state.active[rows])
+        logits = self._model.compute_logits(self._forward(batch))
+        sampled, bad = self._sample(logits, batch, result)
+        # Ragged [N] to padded [B, K]: entry j of row i is its j-th sample.
+        width = int(drafts.max()) + 1
+        columns = np.minimum(np.arange(width), drafts[:, None])
+        index = (batch.ends - drafts - 1)[:, None] + columns
+        runs = sampled[index]
+        guesses = state.history[rows[:, None], count[:, None] + np.arange(width - 1)]
+        accepted = count_accepted(
+            torch.from_numpy(runs), torch.from_numpy(guesses), torch.from_numpy(drafts)
+        ).numpy()
+        counts = accepted + 1
+        failed = bad[index].any(1) & state.active[rows]
+        self._fail(rows[failed], result)
+        self._report(rows, runs, counts, drafts, result)
+        self._advance(rows, runs, counts)
+
+    def _advance(self, rows: Int64Array, runs: Int64Array, counts: Int64Array) -> None:
+        live = self.state.active[rows]
+        self.state.advance(rows[live], runs[live], counts[live])
+
+    # ---- prefill ---------------------------------------------------------------------------------
+
+    def _prefill(self, out: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        state = self.state
+        rows = out.prefill_rows.astype(np.int64)
+        live = state.active[rows]
+        if not live.any():
+            return
+        rows = rows[live]
+        starts = out.prefill_starts.astype(np.int64)[live]
+        lens = out.prefill_lens.astype(np.int64)[live]
+        samples = out.prefill_samples[live]
+        batch = build_pass(state, rows, starts, lens)
+        hidden = self._forward(batch)
+        for i in np.flatnonzero(state.num_prompt_logprobs[rows] >= 0).tolist():
+            begin = int(batch.ends[i] - lens[i])
+            self._prompt_logprobs(
+                int(rows[i]), int(starts[i]), hidden[begin : int(batch.ends[i])], result
+            )
+        if not samples.any():
+            return
+        last = batch.ends[samples] - 1
+        rows = rows[samples]
+        logits = self._model.compute_logits(hidden[torch.from_numpy(last)])
+        batch.token_rows, batch.token_positions = rows, batch.token_positions[last]
+        tokens, bad = self._sample(logits, batch, result)
+        self._fail(rows[bad], result)
+        ones = np.ones(len(rows), np.int64)
+        self._report(rows, tokens[:, None], ones, ones - 1, result)
+        self._advance(rows, tokens[:, None], ones)
+
+    def _prompt_logprobs(
+        self, row: int, start: int, hidden: torch.Tensor, result: ModelRunnerOutput
+    ) -> None:
+        """Logprobs of the prompt tokens that follow this chunk's positions."""
+        state = self.state
+        end = min(start + len(hidden), int(state.prompt_len[row]) - 1)
+        wanted = int(state.num_prompt_logprobs[row])
+        for at in range(start, end, _PROMPT_LOGITS_ROWS):
+            to = min(end, at + _PROMPT_LOGITS_ROWS)
+            logits = self._model.compute_logits(hidden[at - start : to - start])
+            following = torch.from_numpy(state.history[row, at + 1 : to + 1].astype(np.int64))
+            result.prompt_logprobs[row, int(state.generation[row]), at] = token_logprobs(
+                logits, following, wanted, self._sampler.vocab_limit
+            )
+
+    # ---- common to both --------------------------------------------------------------------------
+
+    def _sample(
+        self, logits: torch.Tensor, batch: PassInput, result: ModelRunnerOutput
+    ) -> tuple[Int64Array, BoolArray]:
+        """Sample after every token of the batch: ids [N], and [N] where logits are not finite."""
+        state = self.state
+        wanted = state.num_logprobs[batch.token_rows]
+        asked = np.flatnonzero(wanted >= 0)
+        raw = logits[torch.from_numpy(asked)] if len(asked) else None
+        bad = nonfinite_rows(logits).numpy()
+        ids: Int64Array = self._sampler.sample(
+            logits, batch.token_rows, batch.token_positions + 1, state.sampling
+        ).numpy()
+        if raw is not None:
+            asked_rows = batch.token_rows[asked]
+            for row in np.unique(asked_rows).tolist():
+                mine = np.flatnonzero(asked_rows == row)
+                result.logprobs[row] = token_logprobs(
+                    raw[torch.from_numpy(mine)],
+                    torch.from_numpy(ids[asked[mine]]),
+                    int(state.num_logprobs[row]),
+                    self._sampler.vocab_limit,
+                )
+        return ids, bad
+
+    def _fail(self, rows: Int64Array, result: ModelRunnerOutput) -> None:
+        for row in rows.tolist():
+            self.state.active[row] = False
+            result.failed.append((row, int(self.state.generation[row]), _NONFINITE))
+
+    def _report(
+        self,
+        rows: Int64Array,
+        runs: Int64Array,
+        counts: Int64Array,
+        drafts: Int64Array,
+        result: ModelRunnerOutput,
+    ) -> None:
+        """Add the live rows' runs to the result."""
+        state = self.state
+        live = state.active[rows]
+        width = max(runs.shape[1], result.token_ids.shape[1])
+        before = result.token_ids
+        result.rows = np.concatenate([result.rows, rows[live].astype(np.int32)])
+        result.generations = np.concatenate([result.generations, state.generation[rows[live]]])
+        result.token_ids = np.concatenate(
+            [_widen(before, width), _widen(runs[live].astype(np.int32), width)]
+        )
+        result.num_sampled = np.concatenate([result.num_sampled, counts[live].astype(np.int32)])
+        result.num_draft_tokens = np.concatenate(
+            [result.num_draft_tokens, drafts[live].astype(np.int32)]
+        )
+
+
+def _widen(tokens: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
