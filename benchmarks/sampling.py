@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from paceline.sampling_params import SamplingParams
 
 PROMPT, OUTPUT = 512, 512
 PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1}
-CASES: dict[str, dict[str, float | int]] = {
+CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "greedy, penalties": {"temperature": 0.0, **PENALTIES},
     "temperature 0.7": {"temperature": 0.7},
@@ -48,7 +49,7 @@ def make_logits(rows: int, vocab: int, flat: bool) -> torch.Tensor:
     return logits
 
 
-def make_state(rows: int, vocab: int, values: dict[str, float | int]) -> SamplingRows:
+def make_state(rows: int, vocab: int, values: dict[str, Any]) -> SamplingRows:
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, vocab, (rows, PROMPT + OUTPUT + 32), dtype=np.int32)
     state = SamplingRows(rows, torch.from_numpy(tokens), torch.device("cpu"))
@@ -60,7 +61,7 @@ def make_state(rows: int, vocab: int, values: dict[str, float | int]) -> Samplin
 
 
 def time_case(
-    logits: torch.Tensor, values: dict[str, float | int], k: int, repeats: int
+    logits: torch.Tensor, values: dict[str, Any], k: int, repeats: int
 ) -> tuple[float, float]:
     """Median and 90th percentile of milliseconds a sampled position, over positions."""
     positions_total, vocab = logits.shape

@@ -73,7 +73,7 @@ line. Its keys: `method` (`"draft_model"` or `"ngram"`), `model`, `num_speculati
 
 ```python
 lookup = {"method": "ngram", "num_speculative_tokens": 5}
-llm = LLM(model="Qwen/Qwen2.5-1.5B-Instruct", speculative_config=lookup)
+llm = LLM("Qwen/Qwen2.5-1.5B-Instruct", speculative_config=lookup)
 ```
 
 ## Sampling parameters

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
@@ -17,6 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from paceline.core.stats import EngineStats
 from paceline.engine.admission import Prompt
 from paceline.engine.llm_engine import LLMEngine
 from paceline.engine.tokenizer import Tokenizer
@@ -52,7 +54,8 @@ class LLM:
         self.engine = LLMEngine(config, policy=policy, log_stats=not disable_log_stats)
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._ready: dict[str, list[RequestOutput]] = {}
+        # Where outputs of running requests go; one list for all requests of one call.
+        self._inboxes: dict[str, list[RequestOutput]] = {}
 
     # ---- generation ------------------------------------------------------------------------------
 
@@ -116,82 +119,69 @@ class LLM:
         Leaving the loop early aborts the request. Raises as ``generate``.
         """
         sampling = self._params_for(1, sampling_params)[0]
+        inbox: list[RequestOutput] = []
         with self._lock:
             number = str(next(self._numbers))
             request = self.engine.make_request(number, prompt, sampling, stream=True)
-            self._add(request)
+            self._add(request, inbox)
         try:
-            while True:
-                for output in self._next_outputs(request.request_id):
+            finished = False
+            while not finished:
+                for output in self._receive(inbox, [request]):
+                    finished = output.finished
                     yield output
-                    if output.finished:
-                        return
         finally:
             self._drop([request])
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        outputs: list[RequestOutput] = []
+        inbox: list[RequestOutput] = []
+        finished: dict[str, RequestOutput] = {}
         with self._lock:
             for request in requests:
-                self._add(request)
-        bar = tqdm(total=len(requests), desc="Generating", disable=not use_tqdm, unit="request")
+                self._add(request, inbox)
+        progress = _Progress(self.engine.stats, len(requests), use_tqdm)
         try:
-            for request in requests:
-                final = None
-                while final is None:
-                    # Every step may finish requests further down the list, so count those too.
-                    final = next(
-                        (o for o in self._next_outputs(request.request_id) if o.finished), None
-                    )
-                    self._show(bar, requests)
-                outputs.append(final)
+            while len(finished) < len(requests):
+                for output in self._receive(inbox, requests):
+                    finished[output.request_id] = output
+                progress.show(len(finished))
         finally:
-            bar.close()
+            progress.close()
             self._drop(requests)
-        return outputs
+        return [finished[request.request_id] for request in requests]
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: Request, inbox: list[RequestOutput]) -> None:
         self.engine.add_request(request)
-        self._ready[request.request_id] = []
+        self._inboxes[request.request_id] = inbox
 
-    def _next_outputs(self, request_id: str) -> list[RequestOutput]:
-        """Outputs that lie ready for a request, after one more step if there are none."""
+    def _receive(self, inbox: list[RequestOutput], owners: list[Request]) -> list[RequestOutput]:
+        """Empty an inbox, after one more step if nothing lies in it.
+
+        A step serves all callers: whoever runs it leaves the others' outputs in their inboxes.
+        """
         with self._lock:
-            if request_id not in self._ready:
-                raise EngineError("the request was dropped because the engine failed or was closed")
-            if not self._ready[request_id]:
+            if not inbox:
+                if owners[-1].request_id not in self._inboxes:
+                    raise EngineError("requests were dropped: the engine was closed or failed")
                 try:
                     stepped = self.engine.step()
                 except BaseException:
-                    self._ready.clear()
+                    self._inboxes.clear()
                     raise
                 for output in stepped:
-                    if output.request_id in self._ready:
-                        self._ready[output.request_id].append(output)
-            ready, self._ready[request_id] = self._ready[request_id], []
-            return ready
+                    owner = self._inboxes.get(output.request_id)
+                    if owner is not None:  # an aborted request has no one waiting
+                        owner.append(output)
+            received = inbox.copy()
+            inbox.clear()
+            return received
 
     def _drop(self, requests: list[Request]) -> None:
         """Forget requests, ending those that still run."""
         with self._lock:
             for request in requests:
-                self._ready.pop(request.request_id, None)
-                if not request.finished:
+                if self._inboxes.pop(request.request_id, None) is not None and not request.finished:
                     self.engine.abort_request(request.request_id)
-
-    def _show(self, bar: tqdm[Any], requests: list[Request]) -> None:
-        """Progress: finished requests, tokens per second, acceptance."""
-        if bar.disable:
-            return
-        done = sum(request.finished for request in requests)
-        stats = self.engine.stats
-        elapsed = bar.format_dict["elapsed"] or 1e-9
-        postfix = {"tokens/s": f"{(stats.num_generation_tokens) / elapsed:.1f}"}
-        if stats.acceptance_rate is not None:
-            postfix["acceptance"] = f"{stats.acceptance_rate:.1%}"
-        bar.n = done
-        bar.set_postfix(postfix, refresh=False)
-        bar.update(0)
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
@@ -225,7 +215,7 @@ class LLM:
         """Free weights and KV pool; later calls raise EngineError. May be called twice."""
         with self._lock:
             self.engine.close()
-            self._ready.clear()
+            self._inboxes.clear()
 
     def __enter__(self) -> LLM:
         return self
@@ -237,6 +227,33 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _Progress:
+    """The bar of one call: finished requests, tokens per second, acceptance rate."""
+
+    def __init__(self, stats: EngineStats, total: int, enabled: bool) -> None:
+        self._bar = tqdm(total=total, desc="Generating", disable=not enabled, unit="request")
+        self._stats = stats
+        self._tokens = stats.num_generation_tokens
+        self._proposed, self._accepted = stats.num_draft_tokens, stats.num_accepted_tokens
+        self._start = time.monotonic()
+
+    def show(self, finished: int) -> None:
+        """Bring the bar up to date; it redraws at most ten times a second."""
+        if self._bar.disable:
+            return
+        stats, seconds = self._stats, time.monotonic() - self._start
+        rate = (stats.num_generation_tokens - self._tokens) / max(seconds, 1e-9)
+        text = f"{rate:.1f} tokens/s"
+        proposed = stats.num_draft_tokens - self._proposed
+        if proposed:
+            text += f", acceptance {(stats.num_accepted_tokens - self._accepted) / proposed:.1%}"
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(finished - self._bar.n)
+
+    def close(self) -> None:
+        self._bar.close()
 
 
 def _as_list(prompts: Any) -> list[Prompt]:

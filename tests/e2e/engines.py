@@ -156,6 +156,7 @@ def drain(engine: LLMEngine, limit: int = 20_000) -> dict[str, RequestOutput]:
     for _ in range(limit):
         if not engine.core.has_work:
             assert_idle(engine)
+            assert not engine.has_unfinished_requests
             return found
         before = engine.stats.num_batched_tokens
         found.update({o.request_id: o for o in engine.step() if o.finished})
@@ -165,9 +166,9 @@ def drain(engine: LLMEngine, limit: int = 20_000) -> dict[str, RequestOutput]:
 
 
 def assert_idle(engine: LLMEngine) -> None:
-    """No request, row or block is held."""
+    """No sequence, row or block is left."""
     scheduler = engine.core.scheduler
-    assert not engine.has_unfinished_requests
+    assert not scheduler.has_unfinished
     assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_blocks
     assert not scheduler.table.occupied.any()
 

@@ -79,7 +79,7 @@ def test_alone(target: Path, name: str, delay: int) -> None:
     assert len(policy.outcomes) == passes + 1  # and the prompt's
     assert stats.num_decode_passes <= passes + delay
     metrics = output.metrics.speculative_decoding
-    assert metrics.num_drafts == passes
+    assert metrics.num_drafts == passes - 1  # the last pass had one token to go
     assert metrics.num_accepted_tokens == metrics.num_draft_tokens == COUNT - 1 - passes
     # Other ids than one repeated for ever, or stale KV might pass.
     assert len(set(output.outputs[0].token_ids)) > 20
@@ -128,24 +128,22 @@ def test_after_a_prefix_hit_on_blocks_the_drafter_has_not_seen(target: Path, del
     assert_all_accepted(engine.stats)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("delay", [0, 1])
-def test_after_preemptions(target: Path, delay: int, caching: bool) -> None:
+@pytest.mark.parametrize(("caching", "delay"), [(True, 0), (False, 1), (True, 1)])
+def test_after_a_preemption(target: Path, caching: bool, delay: int) -> None:
     engine = self_drafting(
-        target, delay=delay, num_gpu_blocks_override=40, enable_prefix_caching=caching
+        target, delay=delay, num_gpu_blocks_override=36, enable_prefix_caching=caching
     )
-    prompts = [random_prompt(20, seed) for seed in range(3)]
-    outputs = run(engine, prompts, [params(seed=seed) for seed in range(3)])
+    prompts = [random_prompt(20, seed) for seed in range(2)]
+    sampling = [params(seed=seed) for seed in range(2)]
+    outputs = run(engine, prompts, sampling)
     assert engine.stats.num_preemptions > 0
-    assert [output.metrics.num_preemptions > 0 for output in outputs] == [False, True, True]
+    assert [output.metrics.num_preemptions > 0 for output in outputs] == [False, True]
     assert (engine.stats.num_cached_tokens > 0) == caching
-    assert all(len(ids) == COUNT for ids in token_ids(outputs))
-    roomy = self_drafting(target)
-    assert token_ids(run(roomy, prompts, [params(seed=seed) for seed in range(3)])) == token_ids(
-        outputs
-    )
-    assert roomy.stats.num_preemptions == 0
     assert_all_accepted(engine.stats)
+    roomy = make_engine(target)
+    assert token_ids(outputs) == token_ids(run(roomy, prompts, sampling))
+    assert all(len(ids) == COUNT for ids in token_ids(outputs))
+    assert roomy.stats.num_preemptions == 0
 
 
 def test_after_twenty_idle_steps_of_a_policy_of_ones_own(target: Path) -> None:
@@ -176,18 +174,16 @@ def test_after_twenty_idle_steps_of_a_policy_of_ones_own(target: Path) -> None:
 @pytest.mark.parametrize("delay", [0, 1])
 def test_after_idle_steps_again_and_again_in_company(target: Path, delay: int) -> None:
     """Idle times of every length, with catch-up in chunks under a small budget."""
-    lengths = [k for idle in range(1, 26) for k in (K, K, *[0] * idle)]
+    lengths = [k for idle in range(1, 14) for k in (K, *[0] * idle)]
     policy = Script(*lengths, K)
     engine = self_drafting(target, delay=delay, policy=policy, max_num_batched_tokens=30)
     prompts = [random_prompt(length) for length in (3, 70, 12)]
-    outputs = run(engine, prompts, [params(seed=seed) for seed in range(3)])
+    sampling = [params(count=150, seed=seed) for seed in range(3)]
+    outputs = run(engine, prompts, sampling)
     assert engine.stats.num_catch_up_tokens > 100
     assert {0, K} <= {outcome.k for outcome in policy.outcomes}
     assert_all_accepted(engine.stats)
-    plain = make_engine(target)
-    assert token_ids(run(plain, prompts, [params(seed=seed) for seed in range(3)])) == token_ids(
-        outputs
-    )
+    assert token_ids(outputs) == token_ids(run(make_engine(target), prompts, sampling))
 
 
 @pytest.mark.parametrize("padding", [0, 3, 64])
@@ -197,9 +193,9 @@ def test_drafter_with_another_padded_vocabulary(
     """Same weights, other padding rows: as good as the target itself, and never an unknown id."""
     drafter = models.tiny(vocab_padding=padding)
     engine = make_engine(target, speculative_model=str(drafter), num_speculative_tokens=K)
-    plain = make_engine(target)
-    expected = token_ids(run(plain, [random_prompt(20)], params("penalised")))
-    assert token_ids(run(engine, [random_prompt(20)], params("penalised"))) == expected
+    sampling = params("penalised", count=150)
+    expected = token_ids(run(make_engine(target), [random_prompt(20)], sampling))
+    assert token_ids(run(engine, [random_prompt(20)], sampling)) == expected
     assert_all_accepted(engine.stats)
 
 
@@ -219,15 +215,17 @@ def test_prompt_ids_only_the_target_has_rows_for(models: Models, target: Path) -
 @pytest.mark.parametrize("reach", [64, 93])
 def test_drafter_with_a_shorter_context(target: Path, reach: int, delay: int) -> None:
     """It drafts as far as it reaches and not a token further; the output does not change."""
-    policy = Script(K)
-    engine = self_drafting(target, delay=delay, policy=policy, speculative_max_model_len=reach)
+    engine = self_drafting(target, delay=delay, speculative_max_model_len=reach)
     prompts = [random_prompt(20), random_prompt(reach - 3), random_prompt(150)]
-    sampling = [params(count=120, seed=seed) for seed in range(3)]
+    sampling = [params(count=80, seed=seed) for seed in range(3)]
     outputs = run(engine, prompts, sampling)
     assert token_ids(outputs) == token_ids(run(make_engine(target), prompts, sampling))
     drafts = [output.metrics.speculative_decoding for output in outputs]
-    # Drafts of the first: every round from token 21 on brings K + 1, until the context is full.
-    assert reach - 20 - 2 * (K + 1) <= drafts[0].num_draft_tokens <= reach - 20
+    expected, length = 0, 21
+    while length < reach:
+        k = min(K, reach - length)
+        expected, length = expected + k, length + k + 1
+    assert drafts[0].num_draft_tokens == expected
     assert drafts[0].acceptance_rate == 1.0
     assert drafts[1].num_draft_tokens <= 3
     assert drafts[2].num_draft_tokens == 0

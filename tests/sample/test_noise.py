@@ -17,6 +17,7 @@ from paceline.sample.noise import (
     MIN_NOISE,
     finish_hash,
     hash_rounds,
+    hash_rounds_host,
     hash_to_noise,
     hash_to_uniform,
     neg_log_exponential,
@@ -80,7 +81,10 @@ def test_the_chain_is_as_documented(seed: int, index: int, position: int, token:
     keys = torch.from_numpy(vector)
     mix = token_mix(token + 1)[-1:]
     low, high = split_keys(keys)
-    assert int(finish_hash(hash_rounds(low, high, mix)).item()) & MASK32 == plain_hash(key, token)
+    rounds = hash_rounds(low, high, mix)
+    host = hash_rounds_host(*(t.numpy().view(np.uint32) for t in (low, high, mix)))
+    assert (host.view(np.int32) == rounds.numpy()).all()
+    assert int(finish_hash(rounds).item()) & MASK32 == plain_hash(key, token)
 
 
 def test_known_values() -> None:

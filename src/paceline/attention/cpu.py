@@ -37,6 +37,10 @@ _SCRATCH_BYTES = 64 << 20
 _MASK_ELEMENTS = 4 << 20
 # Keys per piece are rounded up to whole vectors, so that padding does not change the order of sums.
 _KEY_ALIGNMENT = 32
+# The kernel takes queries in blocks of this many, and sums in another order in blocks below the
+# minimum. Filling those up makes a token's result the same bits, decoded alone or verified in a run.
+_QUERY_BLOCK = 32
+_MIN_QUERY_BLOCK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,9 @@ class CpuAttention:
             folded = folded[:, 0]  # [rows, kv_heads, group, head_dim]
         else:
             folded = folded.transpose(1, 2).reshape(rows, kv_heads, query_len * group, head_dim)
+        filler = _filler(query_len * group)
+        if filler:
+            folded = F.pad(folded, (0, 0, 0, filler))
         out = F.scaled_dot_product_attention(
             folded,
             k.view(rows, piece.num_keys, kv_heads, head_dim).transpose(1, 2),
@@ -149,8 +156,10 @@ class CpuAttention:
             attn_mask=piece.mask,
             scale=scale,
         )
+        if filler:
+            out = out[:, :, :-filler]
         if query_len > 1:
-            out = out.view(rows, kv_heads, query_len, group, head_dim).transpose(1, 2)
+            out = out.reshape(rows, kv_heads, query_len, group, head_dim).transpose(1, 2)
         return out.reshape(rows * query_len, num_heads, head_dim)
 
     def _gather(
@@ -191,6 +200,12 @@ def _cut(metadata: AttentionMetadata, shape: _Shape) -> list[_Piece]:
         if query_len > _MAX_BATCHED_QUERY:
             pieces.extend(_long_pieces(metadata, shape, starts[sequence], sequence))
     return pieces
+
+
+def _filler(queries: int) -> int:
+    """Folded queries to add so that the kernel's last block is not below its minimum."""
+    last = queries % _QUERY_BLOCK
+    return _MIN_QUERY_BLOCK - last if 0 < last < _MIN_QUERY_BLOCK else 0
 
 
 def _first_key(length: int, query_len: int, window: int | None) -> int:
@@ -295,6 +310,8 @@ def _paged_piece(
     mask = torch.zeros(hidden.shape, dtype=shape.dtype, device=device)
     mask.masked_fill_(hidden, float("-inf"))
     if query_len > 1:  # each query once for every head of its group, as the heads are folded
-        mask = mask.repeat_interleave(shape.group, dim=1)
+        mask = F.pad(
+            mask.repeat_interleave(shape.group, dim=1), (0, 0, 0, _filler(query_len * shape.group))
+        )
     mask = mask[:, None]  # [rows, 1, 1 or query_len * group, num_keys]
     return _Piece(tokens, lengths.shape[0], query_len, num_keys, slots, mask)

@@ -212,7 +212,7 @@ class Scheduler:
         table = self.table
         filling = table.occupied & ~table.decoding
         pending = int((table.prefill_end - table.num_computed)[filling].sum())
-        can_admit = self._num_waiting > 0 and table.has_free_row
+        can_admit = self._num_waiting > 0 and table.has_free_row and not self._static_batch_closed
         return self.config.max_num_batched_tokens if can_admit else pending
 
     # ---- decode ---------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from paceline.sample.noise import (
     COARSE_BITS,
     COARSE_NOISE,
     MAX_NOISE,
+    UInt32Array,
     finish_hash,
-    hash_rounds,
+    hash_rounds_host,
     hash_to_noise,
     neg_log_exponential,
     noise_at,
@@ -100,19 +101,22 @@ def choose_pruned(
     room = best_scores.abs() * 2.0**-21
     reach = (best_scores - MAX_NOISE - room).numpy()
     near = (best_scores - COARSE_NOISE - room).numpy()
-    low, high = split_keys(keys)
+    low, high = (half.numpy().view(np.uint32) for half in split_keys(keys))
+    host_mix = mix.numpy().view(np.uint32)
     result = best.copy()
+    values: Float32Array = logits.numpy()
     step = max(1, _CHUNK // logits.shape[1])
     for start in range(0, len(indices), step):
         part = slice(start, start + step)
         picked = indices[part]
         # One row as a view: a copy of [1, V] would cost as much as a pass over it.
-        source = logits[picked[0] : picked[0] + 1] if len(picked) == 1 else logits[picked]
-        scaled = source / temperature[part, None]
+        source = values[picked[0] : picked[0] + 1] if len(picked) == 1 else values[picked]
+        with np.errstate(over="ignore"):
+            scaled: Float32Array = source / choice.temperature[part, None]
         for i in np.flatnonzero(choice.truncated[part]):
             j = start + i
             kept = row_threshold(
-                scaled[i],
+                torch.from_numpy(scaled[i]),
                 float(largest[j]),
                 int(choice.top_k[j]),
                 float(choice.top_p[j]),
@@ -120,46 +124,44 @@ def choose_pruned(
             )
             reach[j] = max(reach[j], kept)
         owners, ids, scores = _score_candidates(
-            scaled, reach[part], near[part], low[part], high[part], mix
+            scaled, reach[part], near[part], low[part], high[part], host_mix
         )
         _take_best(owners, ids, scores, result[part])
     return result
 
 
 def _score_candidates(
-    scaled: torch.Tensor,
+    scaled: Float32Array,
     reach: Float32Array,
     near: Float32Array,
-    low: torch.Tensor,
-    high: torch.Tensor,
-    mix: torch.Tensor,
+    low: UInt32Array,
+    high: UInt32Array,
+    mix: UInt32Array,
 ) -> tuple[Int64Array, Int64Array, Float32Array]:
     """Owner row, token id and score of every token of [C, V] that may win, in this order.
 
     Args:
         reach: [C] values below it lose.
         near: [C] values below it lose unless the top bits of their hash are zero.
-        low, high: [C] halves of the noise keys.
+        low, high: [C] halves of the noise keys. mix: [V].
     """
-    values: Float32Array = scaled.numpy()
-    mask: BoolArray = values >= reach[:, None]
-    hash_all = np.count_nonzero(mask) * _HASH_SHARE > values.size
+    vocab = scaled.shape[1]
+    mask: BoolArray = scaled >= reach[:, None]
+    hash_all = np.count_nonzero(mask) * _HASH_SHARE > scaled.size
     if hash_all:
-        rounds = hash_rounds(low[:, None], high[:, None], mix)
-        candidate = rounds.numpy().view(np.uint32) < np.uint32(1 << (32 - COARSE_BITS))
-        candidate |= values >= near[:, None]
+        every = hash_rounds_host(low[:, None], high[:, None], mix)
+        candidate = every < np.uint32(1 << (32 - COARSE_BITS))
+        candidate |= scaled >= near[:, None]
         mask &= candidate
     flat = np.flatnonzero(mask)
-    owners = flat // values.shape[1]
-    ids = flat - owners * values.shape[1]
-    index = torch.from_numpy(flat)
+    owners = flat // vocab
+    ids = flat - owners * vocab
     if hash_all:
-        rounds = rounds.view(-1)[index]
+        rounds = every.reshape(-1)[flat]
     else:
-        owner_index = torch.from_numpy(owners)
-        rounds = hash_rounds(low[owner_index], high[owner_index], mix[torch.from_numpy(ids)])
-    scores = scaled.view(-1)[index] + hash_to_noise(finish_hash(rounds))
-    return owners, ids, scores.numpy()
+        rounds = hash_rounds_host(low[owners], high[owners], mix[ids])
+    noise = hash_to_noise(finish_hash(torch.from_numpy(rounds.view(np.int32))))
+    return owners, ids, scaled.reshape(-1)[flat] + noise.numpy()
 
 
 def _take_best(

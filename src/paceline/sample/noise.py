@@ -28,6 +28,7 @@ import torch
 
 from paceline.arrays import Int64Array
 
+UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
 
 # Bounds of -log E over all 2^32 hashes (22.874 and -2.812), with room for float32 rounding.
@@ -118,6 +119,17 @@ def hash_rounds(low: torch.Tensor, high: torch.Tensor, mix: torch.Tensor) -> tor
     values = (mix ^ low).mul_(high)
     values = _xor_shifted(values, 16).mul_(_HASH_A)
     return _xor_shifted(values, 15).mul_(_HASH_B)
+
+
+def hash_rounds_host(low: UInt32Array, high: UInt32Array, mix: UInt32Array) -> UInt32Array:
+    """``hash_rounds`` in numpy: a logical shift is one pass, and no thread team is woken for it."""
+    values = mix ^ low
+    values *= high
+    values ^= values >> np.uint32(16)
+    values *= np.uint32(_HASH_A)
+    values ^= values >> np.uint32(15)
+    values *= np.uint32(_HASH_B & 0xFFFFFFFF)
+    return values
 
 
 def finish_hash(rounds: torch.Tensor) -> torch.Tensor:

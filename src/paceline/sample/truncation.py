@@ -72,19 +72,18 @@ def row_threshold(
         # As the reference: float32 throughout, by the same logarithm.
         floor = np.float32((torch.tensor(min_p).log() + largest).item())
     if 0 < top_k < len(values):
-        floor = max(floor, _kth_largest(scaled, top_k))
+        floor = max(floor, _kth_largest(values, top_k))
     if top_p < 1.0:
         kept = scaled if floor == -np.inf else torch.from_numpy(values[values >= floor])
         floor = max(floor, _top_p_threshold(kept, largest, top_p))
     return float(floor)
 
 
-def _kth_largest(scaled: torch.Tensor, k: int) -> np.float32:
+def _kth_largest(values: Float32Array, k: int) -> np.float32:
     """k-th largest of [V]. k block maxima are k tokens, so the least of them is a lower bound."""
-    values: Float32Array = scaled.numpy()
     blocks = len(values) // _BLOCK
     if 4 * k <= blocks:
-        maxima = scaled[: blocks * _BLOCK].view(blocks, _BLOCK).amax(1).numpy()
+        maxima = values[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)
         bound = np.partition(maxima, blocks - k)[blocks - k]
         values = values[values >= bound]
     kth: np.float32 = np.partition(values, len(values) - k)[len(values) - k]
@@ -98,11 +97,10 @@ def _top_p_threshold(scaled: torch.Tensor, largest: float, top_p: float) -> np.f
     not among them. If many remain they are bucketed by distance from the maximum: whole buckets
     are summed, and only the bucket in which the mass reaches its target is sorted.
     """
-    mass = torch.exp(scaled - largest)
-    total = mass.sum(dtype=torch.float64).item()
-    target = top_p * total
     values: Float32Array = scaled.numpy()
-    weights: Float32Array = mass.numpy()
+    weights: Float32Array = torch.exp(scaled - largest).numpy()
+    total = float(weights.sum(dtype=np.float64))  # numpy's sum depends on no number of threads
+    target = top_p * total
     before = 0.0
     if len(values) > _SORT_BELOW:
         # The factor leaves room for rounding.

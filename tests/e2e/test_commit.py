@@ -1,0 +1,527 @@
+"""Where a sequence ends when a step brings many tokens: ids, text, logprobs and counts follow the cut.
+
+Whatever stops a sequence must stop it after the same token with and without speculation. The drafter
+here is the target itself, so nearly every step brings k + 1 tokens, or a lookup in an output that
+repeats itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from e2e.engines import (
+    VOCAB,
+    Models,
+    Script,
+    add,
+    all_logits,
+    drain,
+    make_engine,
+    random_prompt,
+    run,
+    token_ids,
+    transformers_model,
+)
+
+from paceline.engine.llm_engine import LLMEngine
+from paceline.outputs import Logprob, RequestOutput
+from paceline.sampling_params import SamplingParams
+
+K = 5
+LONG = 40
+PROMPT = random_prompt(23)
+GREEDY = {"temperature": 0, "ignore_eos": True}
+# Sampled from few ids, so that n-grams recur.
+NARROW = {"temperature": 0.7, "seed": 6, "ignore_eos": True, "logit_bias": {65: 40, 66: 40, 67: 40}}
+DRAFTERS = ["none", "self", "lookup"]
+
+
+@pytest.fixture(scope="module")
+def target(models: Models) -> Path:
+    return models.tiny()
+
+
+@pytest.fixture(scope="module")
+def oracle(target: Path) -> Any:
+    return transformers_model(target)
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["delay0", "delay1"])
+def engines(request: pytest.FixtureRequest, target: Path) -> dict[str, LLMEngine]:
+    """One engine a drafter; a test that looks at counters must make its own."""
+    return {name: engine_with(name, target, delay=request.param) for name in DRAFTERS}
+
+
+def engine_with(drafter: str, target: Path, k: int = K, **args: Any) -> LLMEngine:
+    drafting: dict[str, Any] = {}
+    if drafter != "none":
+        model = str(target) if drafter == "self" else "[ngram]"
+        drafting = {"speculative_model": model, "num_speculative_tokens": k}
+    if drafter == "lookup":
+        drafting["ngram_prompt_lookup_min"] = 1
+    return make_engine(target, **drafting, **args)
+
+
+def one(engine: LLMEngine, prompt: Sequence[int] = PROMPT, **sampling: Any) -> RequestOutput:
+    return run(engine, [list(prompt)], SamplingParams(**sampling))[0]
+
+
+def facts(output: RequestOutput) -> tuple[Any, ...]:
+    """What must not depend on speculation."""
+    done = output.outputs[0]
+    return done.token_ids, done.text, done.finish_reason, done.stop_reason
+
+
+# ---- length ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, K, K + 1, K + 2, 17])
+def test_max_tokens_is_exact(engines: dict[str, LLMEngine], count: int) -> None:
+    full = one(engines["none"], max_tokens=LONG, **GREEDY).outputs[0].token_ids
+    for name, engine in engines.items():
+        done = one(engine, max_tokens=count, **GREEDY).outputs[0]
+        assert done.token_ids == full[:count], name
+        assert (done.finish_reason, done.stop_reason) == ("length", None)
+
+
+@pytest.mark.parametrize("room", [1, 2, K, K + 1, 12])
+def test_model_length_is_exact(target: Path, room: int) -> None:
+    """Without max_tokens the context's end is the limit, and a drafter may not pass it."""
+    for delay, name in [(0, "none"), (0, "self"), (1, "self"), (1, "lookup")]:
+        engine = engine_with(name, target, delay=delay, max_model_len=60)
+        done = one(engine, random_prompt(60 - room), max_tokens=None, **GREEDY).outputs[0]
+        assert len(done.token_ids) == room
+        assert done.finish_reason == "length"
+        longer = one(engine, random_prompt(60 - room), max_tokens=room + 5, **GREEDY).outputs[0]
+        assert longer.token_ids == done.token_ids
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_lone_sequence_in_a_pool_of_exactly_its_size(target: Path, name: str, delay: int) -> None:
+    for prompt_len, count in [(16, 1), (16, 17), (17, 16), (1, 48), (30, 3)]:
+        blocks = math.ceil((prompt_len + count - 1) / 16)
+        engine = engine_with(name, target, delay=delay, num_gpu_blocks_override=blocks)
+        done = one(engine, random_prompt(prompt_len), max_tokens=count, **GREEDY).outputs[0]
+        assert len(done.token_ids) == count
+        assert engine.stats.num_preemptions == 0
+
+
+# ---- what came first -------------------------------------------------------------------------------
+
+
+def test_each_position_can_be_the_stop(engines: dict[str, LLMEngine]) -> None:
+    """A stop id at every place of a run: the id ends the output and is part of it."""
+    full = one(engines["none"], max_tokens=LONG, **GREEDY).outputs[0].token_ids
+    places = [place for place in range(2 * K + 4) if full.index(full[place]) == place]
+    assert {place % (K + 1) for place in places} == set(range(K + 1))
+    for name, engine in engines.items():
+        params = [
+            SamplingParams(max_tokens=LONG, stop_token_ids=[full[place]], **GREEDY)
+            for place in places
+        ]
+        for place, output in zip(places, run(engine, [PROMPT] * len(places), params), strict=True):
+            done = output.outputs[0]
+            assert done.token_ids == full[: place + 1], name
+            assert (done.finish_reason, done.stop_reason) == ("stop", full[place])
+
+
+def test_end_of_text_has_no_stop_reason(engines: dict[str, LLMEngine]) -> None:
+    """The model's own stop ids: reason "stop" without a name, text without the token."""
+    eos = min(engines["none"]._admission.eos_token_ids)
+    results = []
+    for engine in engines.values():
+        output = one(engine, max_tokens=LONG, temperature=2.0, seed=3, logit_bias={eos: 14.0})
+        done = output.outputs[0]
+        assert 2 <= len(done.token_ids) < LONG
+        assert done.token_ids[-1] == eos
+        assert eos not in done.token_ids[:-1]
+        assert (done.finish_reason, done.stop_reason) == ("stop", None)
+        assert "<|" not in done.text
+        results.append(facts(output))
+        ignored = one(
+            engine, max_tokens=LONG, temperature=2.0, seed=3, logit_bias={eos: 14.0}, ignore_eos=True
+        )
+        assert ignored.outputs[0].token_ids[: len(done.token_ids)] == done.token_ids
+        assert len(ignored.outputs[0].token_ids) == LONG
+    assert results == results[:1] * len(results)
+
+
+def test_stop_strings_cut_to_the_token(engines: dict[str, LLMEngine]) -> None:
+    """Every piece of the text, one to nine characters long, as a stop string.
+
+    Such strings begin and end inside tokens, span several tokens, and several steps.
+    """
+    plain = engines["none"]
+    text, pieces = text_of_tokens(plain, one(plain, max_tokens=LONG, **GREEDY))
+    stops = sorted({text[i : i + n] for i in range(0, 36, 2) for n in (1, 2, 5, 9)})
+    stops = [stop for stop in stops if "\ufffd" not in stop]  # bytes that may yet become a character
+    assert len(stops) > 25
+    spans = []
+    params, expected = [], []
+    for stop in stops:
+        start = text.index(stop)
+        # The first token after which the text holds the string is the last one.
+        count = next(i for i in range(1, LONG + 1) if stop in "".join(pieces[:i]))
+        before = next(i for i in range(LONG) if len("".join(pieces[: i + 1])) > start)
+        spans.append(count - before)
+        for include in (False, True):
+            end = start + len(stop) if include else start
+            params.append(
+                SamplingParams(
+                    max_tokens=LONG, stop=[stop], include_stop_str_in_output=include, **GREEDY
+                )
+            )
+            expected.append((count, text[:end], stop))
+    assert {1, 2, 3} <= set(spans)
+    for name, engine in engines.items():
+        for output, (count, cut, stop) in zip(
+            run(engine, [PROMPT] * len(params), params), expected, strict=True
+        ):
+            done = output.outputs[0]
+            assert (len(done.token_ids), done.text) == (count, cut), (name, stop)
+            assert (done.finish_reason, done.stop_reason) == ("stop", stop)
+
+
+def text_of_tokens(engine: LLMEngine, output: RequestOutput) -> tuple[str, list[str]]:
+    """Text of an output, and what each of its tokens added."""
+    assert engine.tokenizer is not None
+    ids = output.outputs[0].token_ids
+    lengths = [len(engine.tokenizer.decode(ids[:i])) for i in range(len(ids) + 1)]
+    text = engine.tokenizer.decode(ids)
+    return text, [text[a:b] for a, b in zip(lengths, lengths[1:], strict=False)]
+
+
+def test_the_first_stop_names_the_reason(engines: dict[str, LLMEngine]) -> None:
+    plain = engines["none"]
+    full = one(plain, max_tokens=LONG, **GREEDY)
+    ids = full.outputs[0].token_ids
+    text, pieces = text_of_tokens(plain, full)
+    place, stop = unique_piece(text, pieces)
+    assert place + 3 < LONG
+    early, late = ids[place - 1], ids[place + 1]
+    cases: list[tuple[dict[str, Any], int, str, Any]] = [
+        ({"stop": stop, "max_tokens": place + 1}, place + 1, "stop", stop),
+        ({"stop": stop, "max_tokens": place}, place, "length", None),
+        ({"stop": stop, "stop_token_ids": [early]}, place, "stop", early),
+        ({"stop": stop, "stop_token_ids": [late]}, place + 1, "stop", stop),
+        ({"stop": stop, "stop_token_ids": [ids[place]]}, place + 1, "stop", ids[place]),
+        ({"stop_token_ids": [late], "max_tokens": place + 2}, place + 2, "stop", late),
+        ({"stop_token_ids": [late], "max_tokens": place + 1}, place + 1, "length", None),
+        ({"stop": ["never found", stop, text[-3:]]}, place + 1, "stop", stop),
+    ]
+    for name, engine in engines.items():
+        params = [SamplingParams(**{"max_tokens": LONG} | GREEDY | case) for case, *_ in cases]
+        for output, (case, count, reason, why) in zip(
+            run(engine, [PROMPT] * len(cases), params), cases, strict=True
+        ):
+            done = output.outputs[0]
+            assert done.token_ids == ids[:count], (name, case)
+            assert (done.finish_reason, done.stop_reason) == (reason, why), (name, case)
+
+
+def unique_piece(text: str, pieces: Sequence[str]) -> tuple[int, str]:
+    """A token whose text is new, between tokens of ids that occur once; not at a step's border."""
+    for place in range(K + 3, LONG - 4):
+        piece = pieces[place]
+        if len(piece) > 1 and text.index(piece) == len("".join(pieces[:place])):
+            around = pieces[place - 1 : place + 2]
+            if all(pieces.index(one) in range(place - 1, place + 2) for one in around):
+                return place, piece
+    raise AssertionError("take another prompt")
+
+
+def test_reasons_do_not_depend_on_speculation(engines: dict[str, LLMEngine]) -> None:
+    """Random stops of all kinds on outputs that repeat themselves."""
+    params = [
+        SamplingParams(
+            **NARROW | {"seed": seed},
+            max_tokens=10 + 3 * (seed % 11),
+            stop_token_ids=[[65], [66], [], [200]][seed % 4],
+            stop=[["aab"], ["bcb", "ca"], ["cc", "zz"], []][(seed // 4) % 4],
+            min_tokens=[0, 0, 3, 9][(seed // 16) % 4],
+        )
+        for seed in range(48)
+    ]
+    found = {
+        name: [facts(output) for output in run(engine, [PROMPT] * len(params), params)]
+        for name, engine in engines.items()
+    }
+    assert found["self"] == found["none"]
+    assert found["lookup"] == found["none"]
+    reasons = {(reason, type(why)) for *_, reason, why in found["none"]}
+    assert reasons == {("stop", int), ("stop", str), ("length", type(None))}
+    assert engines["lookup"].stats.num_accepted_tokens > 0
+
+
+def test_min_tokens(engines: dict[str, LLMEngine]) -> None:
+    """No stop id before that many tokens, and no stop string in their text."""
+    plain = engines["none"]
+    first, second = one(plain, max_tokens=2, **GREEDY).outputs[0].token_ids
+    word = token_text(plain, 66)
+    for name, engine in engines.items():
+        # A stop id is forbidden where it would come too early, so the text goes another way.
+        forbidden = {"stop_token_ids": [second], "min_tokens": 9, "max_tokens": LONG, **GREEDY}
+        output = one(engine, **forbidden)
+        assert facts(output) == facts(one(plain, **forbidden)), name
+        assert output.outputs[0].token_ids[0] == first
+        assert second not in output.outputs[0].token_ids[:9]
+        # Of a text that is one word again and again, the tenth ends it.
+        done = one(
+            engine, stop=word, min_tokens=9, max_tokens=LONG, logit_bias={66: 90.0}, **GREEDY
+        ).outputs[0]
+        assert done.token_ids == [66] * 10
+        assert (done.text, done.stop_reason) == (word * 9, word)
+
+
+def token_text(engine: LLMEngine, token: int) -> str:
+    assert engine.tokenizer is not None
+    return engine.tokenizer.decode([token])
+
+
+# ---- logprobs --------------------------------------------------------------------------------------
+
+
+def expected_logprobs(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """[len(ids), VOCAB] log-softmax over the ids that may come out."""
+    return torch.log_softmax(all_logits(model, ids)[:, :VOCAB].double(), -1)
+
+
+def assert_entry(entry: dict[int, Logprob], row: torch.Tensor, chosen: int, top: int) -> None:
+    """The chosen token first, then the top ones, with their values and ranks."""
+    assert next(iter(entry)) == chosen
+    best = row.topk(max(top, 1))
+    wanted = set(best.indices[:top].tolist()) | {chosen}
+    assert set(entry) == wanted
+    for token, logprob in entry.items():
+        assert logprob.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        assert logprob.rank == int((row > row[token]).sum()) + 1
+        assert logprob.decoded_token is not None
+
+
+@pytest.mark.parametrize("top", [0, 1, 5])
+def test_logprobs(engines: dict[str, LLMEngine], oracle: Any, top: int) -> None:
+    """Of the raw distribution, whatever processing the sampler does."""
+    settings = {"temperature": 0.8, "seed": 5, "top_k": 30, "frequency_penalty": 0.5}
+    for name, engine in engines.items():
+        for count in (1, K + 1, 16):
+            output = one(engine, max_tokens=count, ignore_eos=True, logprobs=top, **settings)
+            done = output.outputs[0]
+            assert done.logprobs is not None
+            assert len(done.logprobs) == len(done.token_ids) == count, name
+            rows = expected_logprobs(oracle, [*PROMPT, *done.token_ids])[len(PROMPT) - 1 : -1]
+            for entry, row, chosen in zip(done.logprobs, rows, done.token_ids, strict=True):
+                assert_entry(entry, row, chosen, top)
+            total = sum(float(row[chosen]) for row, chosen in zip(rows, done.token_ids, strict=True))
+            assert done.cumulative_logprob == pytest.approx(total, abs=1e-3)
+
+
+def test_logprobs_follow_the_cut(engines: dict[str, LLMEngine]) -> None:
+    """A stop inside a run drops the logprobs behind it."""
+    plain = engines["none"]
+    full = one(plain, max_tokens=LONG, logprobs=2, **GREEDY).outputs[0]
+    assert full.logprobs is not None
+    text, pieces = text_of_tokens(plain, one(plain, max_tokens=LONG, **GREEDY))
+    place, stop = unique_piece(text, pieces)
+    for engine in engines.values():
+        for case in ({"stop": stop}, {"stop_token_ids": [full.token_ids[place]]}):
+            done = one(engine, max_tokens=LONG, logprobs=2, **case, **GREEDY).outputs[0]
+            assert done.logprobs is not None
+            assert len(done.logprobs) == len(done.token_ids) == place + 1
+            for ours, theirs in zip(done.logprobs, full.logprobs, strict=False):
+                assert list(ours) == list(theirs)
+                assert [x.logprob for x in ours.values()] == pytest.approx(
+                    [x.logprob for x in theirs.values()], abs=1e-4
+                )
+            values = [next(iter(entry.values())).logprob for entry in done.logprobs]
+            assert done.cumulative_logprob == pytest.approx(sum(values), abs=1e-5)
+
+
+def test_logprobs_are_absent_unless_asked(engines: dict[str, LLMEngine]) -> None:
+    for engine in engines.values():
+        params = [
+            SamplingParams(max_tokens=4, logprobs=logprobs, **GREEDY) for logprobs in (None, 1, None)
+        ]
+        found = [output.outputs[0] for output in run(engine, [PROMPT] * 3, params)]
+        assert [done.logprobs is None for done in found] == [True, False, True]
+        assert [done.cumulative_logprob is None for done in found] == [True, False, True]
+
+
+LONG_PROMPT = random_prompt(140)
+PROMPT_LOGPROB_WAYS: dict[str, dict[str, Any]] = {
+    "at once": {},
+    "chunked": {"max_num_batched_tokens": 30},
+    "chunked, no cache": {"max_num_batched_tokens": 17, "enable_prefix_caching": False},
+    "chunked, delayed": {"max_num_batched_tokens": 30, "delay": 1},
+}
+
+
+@pytest.mark.parametrize("name", ["none", "self"])
+@pytest.mark.parametrize("way", PROMPT_LOGPROB_WAYS)
+def test_prompt_logprobs(target: Path, oracle: Any, way: str, name: str) -> None:
+    """Also of a prompt that lies in the prefix cache, which must then be computed again."""
+    engine = engine_with(name, target, **PROMPT_LOGPROB_WAYS[way])
+    first = one(engine, LONG_PROMPT, max_tokens=3, **GREEDY)
+    params = [
+        SamplingParams(max_tokens=7, prompt_logprobs=top, logprobs=0, **GREEDY)
+        for top in (0, 3, 1)
+    ]
+    prompts = [LONG_PROMPT, LONG_PROMPT, [5]]
+    outputs = run(engine, prompts, params)
+    if "max_num_batched_tokens" in PROMPT_LOGPROB_WAYS[way]:
+        assert engine.stats.num_prefill_chunks > 10
+    for output, prompt, top in zip(outputs, prompts, (0, 3, 1), strict=True):
+        assert output.prompt_logprobs is not None
+        assert output.metrics.num_cached_tokens == 0
+        assert len(output.prompt_logprobs) == len(prompt)
+        assert output.prompt_logprobs[0] is None
+        rows = expected_logprobs(oracle, prompt)
+        for entry, row, token in zip(output.prompt_logprobs[1:], rows, prompt[1:], strict=False):
+            assert entry is not None
+            assert_entry(entry, row, token, top)
+    assert outputs[0].outputs[0].token_ids[:3] == first.outputs[0].token_ids
+    cached = one(engine, LONG_PROMPT, max_tokens=3, **GREEDY)
+    assert cached.prompt_logprobs is None
+    assert (cached.metrics.num_cached_tokens > 0) == engine.config.cache.enable_prefix_caching
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("caching", [True, False])
+def test_logprobs_survive_preemption(
+    target: Path, oracle: Any, caching: bool, delay: int
+) -> None:
+    """Prompt logprobs come once, output logprobs are not repeated by recomputation."""
+    engine = engine_with(
+        "self",
+        target,
+        delay=delay,
+        num_gpu_blocks_override=13,
+        max_num_batched_tokens=48,
+        enable_prefix_caching=caching,
+    )
+    prompts = [random_prompt(60), random_prompt(75)]
+    sampling = SamplingParams(max_tokens=60, prompt_logprobs=0, logprobs=1, **GREEDY)
+    outputs = run(engine, prompts, sampling)
+    assert outputs[1].metrics.num_preemptions > 0
+    for output, prompt in zip(outputs, prompts, strict=True):
+        done = output.outputs[0]
+        assert done.logprobs is not None
+        assert output.prompt_logprobs is not None
+        rows = expected_logprobs(oracle, [*prompt, *done.token_ids])
+        entries = [*output.prompt_logprobs[1:], *done.logprobs]
+        assert len(entries) == len(rows) - 1
+        for entry, row, token in zip(
+            entries, rows, [*prompt[1:], *done.token_ids], strict=False
+        ):
+            assert entry is not None
+            assert entry[token].logprob == pytest.approx(float(row[token]), abs=1e-4)
+
+
+# ---- counts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_counters_follow_the_cut(target: Path, name: str, delay: int) -> None:
+    """Tokens and drafts behind a stop are not counted, by the engine or by the requests."""
+    engine = engine_with(name, target, delay=delay)
+    params = [
+        SamplingParams(
+            **NARROW | {"seed": seed},
+            max_tokens=6 + seed,
+            stop_token_ids=[66] if seed % 3 else [],
+            stop=["cab", "bca"] if seed % 2 else [],
+            n=1 + seed % 2,
+        )
+        for seed in range(20)
+    ]
+    outputs = run(engine, [PROMPT] * len(params), params)
+    stats = engine.stats
+    produced = sum(len(c.token_ids) for output in outputs for c in output.outputs)
+    assert stats.num_generation_tokens == produced
+    assert stats.num_finished == sum(sampling.n for sampling in params)
+    drafts = [output.metrics.speculative_decoding for output in outputs]
+    assert stats.num_drafts == sum(d.num_drafts for d in drafts)
+    assert stats.num_draft_tokens == sum(d.num_draft_tokens for d in drafts)
+    assert stats.num_accepted_tokens == sum(d.num_accepted_tokens for d in drafts)
+    assert stats.num_accepted_tokens == int(stats.accepted_by_position.sum())
+    assert stats.num_draft_tokens == int(stats.proposed_by_position.sum())
+    for output, one_drafts in zip(outputs, drafts, strict=True):
+        # A sequence's first token is no draft; all others may be.
+        most = sum(len(c.token_ids) - 1 for c in output.outputs)
+        assert one_drafts.num_accepted_tokens <= most
+    if name == "self":
+        assert stats.acceptance_rate == 1.0
+    assert (stats.num_draft_tokens > 0) == (name != "none")
+
+
+def test_accepted_tokens_of_a_cut_run(target: Path) -> None:
+    """Self-draft, a stop at each place of the second run: k + 1 tokens of which `place` stay."""
+    plain = make_engine(target)
+    full = one(plain, max_tokens=LONG, **GREEDY).outputs[0].token_ids
+    for place in range(1, 2 * K):
+        if full.index(full[place]) != place:
+            continue
+        engine = engine_with("self", target)
+        output = one(engine, max_tokens=LONG, stop_token_ids=[full[place]], **GREEDY)
+        assert len(output.outputs[0].token_ids) == place + 1
+        drafts = output.metrics.speculative_decoding
+        # `place` tokens follow the first; each run's last is a sample of the target's, unless cut.
+        rounds, rest = divmod(place, K + 1)
+        assert drafts.num_accepted_tokens == rounds * K + rest
+        assert drafts.num_draft_tokens == drafts.num_accepted_tokens
+        assert engine.stats.num_generation_tokens == place + 1
+
+
+def test_times_and_cached_tokens(target: Path) -> None:
+    engine = engine_with("self", target)
+    run(engine, [LONG_PROMPT], SamplingParams(max_tokens=2, **GREEDY))
+    metrics = one(engine, LONG_PROMPT, max_tokens=20, **GREEDY).metrics
+    times = [
+        metrics.arrival_time,
+        metrics.first_scheduled_time,
+        metrics.first_token_time,
+        metrics.finished_time,
+    ]
+    assert None not in times
+    assert times == sorted(times)  # type: ignore[type-var]
+    assert metrics.num_cached_tokens == 128
+
+
+def test_policy_hears_of_what_was_committed(target: Path) -> None:
+    """The outcomes a policy sees add up to what the engine counted."""
+    policy = Script(K)
+    engine = engine_with("lookup", target, policy=policy)
+    params = [SamplingParams(**NARROW | {"seed": s}, max_tokens=9 + s, stop=["ab"]) for s in range(9)]
+    add(engine, [PROMPT] * len(params), params)
+    drain(engine)
+    outcomes, stats = policy.outcomes, engine.stats
+    assert sum(o.num_committed_tokens for o in outcomes) == stats.num_generation_tokens
+    assert sum(o.num_draft_tokens for o in outcomes) == stats.num_draft_tokens
+    assert sum(o.num_accepted_tokens for o in outcomes) == stats.num_accepted_tokens
+
+
+def test_text_is_never_half_a_character(engines: dict[str, LLMEngine]) -> None:
+    """Streams of random bytes: deltas are whole characters, and add up to the text."""
+    for engine in engines.values():
+        wild = {"temperature": 3.0, "seed": 1, "ignore_eos": True, "max_tokens": 60}
+        request = engine.make_request("s", PROMPT, SamplingParams(**wild), stream=True)
+        engine.add_request(request)
+        texts, ids = [""], []
+        while engine.core.has_work:
+            for output in engine.step():
+                done = output.outputs[0]
+                assert done.text.startswith(texts[-1])
+                assert done.token_ids[: len(ids)] == ids
+                ids = done.token_ids
+                texts.append(done.text)
+        assert engine.tokenizer is not None
+        assert texts[-1] == engine.tokenizer.decode(ids)
+        assert "\ufffd" in texts[-1]  # bytes that are no character at all
+        assert len(ids) == 60
+        assert token_ids([one(engine, **wild)]) == [ids]

@@ -1,0 +1,95 @@
+"""The examples and README's main job run, on the tiny model."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_model import write_tiny_model
+
+import paceline
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Directories of a target and a drafter."""
+    folder = tmp_path_factory.mktemp("models")
+    target = write_tiny_model(folder / "target")
+    drafter = write_tiny_model(folder / "drafter", perturb=0.03, vocab_padding=24)
+    return str(target), str(drafter)
+
+
+def run_example(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def test_quickstart(
+    models: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_example(monkeypatch, "quickstart.py", models[0])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("'The capital of France is' -> '")
+
+
+def test_speculation(
+    models: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_example(monkeypatch, "speculation.py", *models)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "the same tokens"
+    assert lines[0].endswith("acceptance -")
+    rate = re.search(r"acceptance (\d+)%", lines[1])
+    assert rate is not None
+    assert 30 < int(rate[1]) < 100
+
+
+def test_chat(
+    models: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nand again\n"))
+    run_example(monkeypatch, "chat.py", models[0])
+    assert capsys.readouterr().out.count("\n> ") == 2
+
+
+def test_every_example_is_short_and_run_here() -> None:
+    names = {path.name for path in EXAMPLES.glob("*.py")}
+    assert names == {"chat.py", "quickstart.py", "speculation.py", "tiny_model.py"}
+    for name in names - {"tiny_model.py"}:
+        assert len((EXAMPLES / name).read_text().splitlines()) < 40
+
+
+def test_the_first_block_of_the_readme(tmp_path: Path) -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    commands = [shlex.split(line) for line in blocks[0].splitlines()]
+    assert [words[0] for words in commands] == ["python3.11", ".", "pip", "python", "paceline"]
+    programs = {"python": [sys.executable], "paceline": [sys.executable, "-m", "paceline.cli.main"]}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(paceline.__file__).parents[1]),
+        # The model is so small that a second thread would only wait for the first.
+        "OMP_NUM_THREADS": "1",
+    }
+    for program, *words in commands[3:]:
+        arguments = [str(ROOT / word) if (ROOT / word).is_file() else word for word in words]
+        done = subprocess.run(
+            [*programs[program], *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            check=False,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+    assert len(done.stdout) > 100
+    assert b"acceptance" in done.stderr
