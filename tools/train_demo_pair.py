@@ -36,6 +36,7 @@ import platform
 import random
 import sys
 import sysconfig
+import textwrap
 import time
 import tokenize
 import unicodedata
@@ -103,8 +104,8 @@ class Shape:
 class Recipe:
     """Every size and rate of a run; ``--toy`` is another instance."""
 
-    target: Shape = Shape(layers=14, hidden=192, heads=6, kv_heads=2, inner=512)
-    drafter: Shape = Shape(layers=2, hidden=160, heads=5, kv_heads=1, inner=320)
+    target: Shape = Shape(layers=16, hidden=192, heads=6, kv_heads=2, inner=448)
+    drafter: Shape = Shape(layers=2, hidden=160, heads=5, kv_heads=1, inner=384)
     vocab: int = 4096
     max_files: int | None = None
     batch_tokens: int = 32_768
@@ -127,17 +128,17 @@ class Recipe:
     continuation: int = 128
     test_prompts: int = 512
     validation_prompts: int = 128
-    target_until: float = 0.58  # shares of the whole time
-    pool_until: float = 0.68
-    drafter_until: float = 0.93
+    target_until: float = 0.6  # shares of the whole time
+    pool_until: float = 0.69
+    drafter_until: float = 0.94
 
 
 TOY = Recipe(
     target=Shape(layers=5, hidden=64, heads=2, kv_heads=1, inner=128),
     drafter=Shape(layers=1, hidden=32, heads=1, kv_heads=1, inner=32),
     vocab=512,
-    max_files=40,
-    batch_tokens=1024,
+    max_files=20,
+    batch_tokens=512,
     lengths=(128, 128, 256),
     warmup=10,
     evaluations=4,
@@ -511,42 +512,44 @@ def apply_step(
 
 @dataclass
 class Schedule:
-    """Warm-up, constant, then a linear decay to zero over a quarter of all steps.
+    """Warm-up, constant, then a linear decay to zero over the last quarter of all steps.
 
-    Its length comes from the clock: the first steps are timed and the rest planned, unless
+    Its length comes from the clock, and is planned anew until the decay begins, unless
     ``fixed_steps`` says how many there are.
     """
 
     run: Run
     until: float  # seconds from the start of the run
     fixed_steps: int | None
-    timed: int = 30
     step: int = 0
-    total: int = 0
+    total: int = 0  # 0 while the first steps are timed
     decay_from: int = 0
+    _timed_from: int = 10  # the first steps warm up the device
     _clock: float = 0.0
 
     def plan(self) -> bool:
         """Called before every step; False when training is over."""
         if self.fixed_steps is not None:
-            self.set_total(self.fixed_steps)
-        elif self.step == self.timed // 3:  # the first steps warm up the device
+            if self.total == 0:
+                self._set_total(self.fixed_steps)
+            return self.step < self.total
+        if self.step == self._timed_from:
             self._clock = self.run.elapsed()
-        elif self.step == self.timed:
+        elif self.step > self._timed_from and self.step % 30 == 0:
             now = self.run.elapsed()
-            cost = (now - self._clock) / (self.timed - self.timed // 3)
-            left = int(max(0.0, self.until - now) * 0.95 / cost)  # evaluations take the rest
-            self.set_total(self.timed + left)
-            self.run.say(f"{cost * 1000:.1f} ms a step: {self.total} steps planned")
-        elif self.step > self.timed and self.step % 20 == 0 and self.run.elapsed() > self.until:
-            self.run.say("out of time")
-            return False
+            if now > self.until:  # slower than planned, in the decay
+                self.run.say("out of time")
+                return False
+            if self.total == 0 or self.step < self.decay_from:
+                cost = (now - self._clock) / (self.step - self._timed_from)
+                if self.total == 0:
+                    self.run.say(f"{cost * 1000:.1f} ms a step")
+                self._set_total(self.step + int((self.until - now) * 0.97 / cost))
         return self.total == 0 or self.step < self.total
 
-    def set_total(self, total: int) -> None:
-        if self.total == 0:
-            self.total = max(1, total)
-            self.decay_from = self.total - self.total // 4
+    def _set_total(self, total: int) -> None:
+        self.total = max(1, total)
+        self.decay_from = self.total - self.total // 4
 
     def decay_now(self) -> None:
         """Begin the decay at this step; it takes a third of the steps made."""
@@ -966,8 +969,10 @@ def write_model(path: Path, model: Decoder, tokenizer: Tokenizer) -> int:
     for name, content in files.items():
         (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     tokenizer.save(str(path / "tokenizer.json"), pretty=False)
-    save_file(export_weights(model), path / "model.safetensors", metadata={"format": "pt"})
-    return (path / "model.safetensors").stat().st_size
+    weights = path / "model.safetensors"
+    save_file(export_weights(model), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # safetensors leaves it readable by its owner only
+    return weights.stat().st_size
 
 
 def check_files(run: Run, path: Path, model: Decoder, text: str) -> dict[str, Any]:
@@ -1098,7 +1103,12 @@ def write_card(run: Run) -> None:
         sampled_other=other(sampled),
         round_rows="\n".join(rows),
     )
-    (run.out / "MODEL_CARD.md").write_text(text, encoding="utf-8")
+    paragraphs = [
+        part if part[0] in "#|" else textwrap.fill(part, 100, break_on_hyphens=False)
+        for part in text.strip().split("\n\n")
+    ]
+    card = "\n\n".join(paragraphs) + "\n"
+    (run.out / "MODEL_CARD.md").write_text(card, encoding="utf-8")
 
 
 # ---- the run -------------------------------------------------------------------------------------
@@ -1257,8 +1267,8 @@ def main() -> None:
         device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         compile=arguments.compile,
         dropout=arguments.dropout,
-        target_steps=arguments.target_steps or (40 if arguments.toy else None),
-        drafter_steps=arguments.drafter_steps or (40 if arguments.toy else None),
+        target_steps=arguments.target_steps or (30 if arguments.toy else None),
+        drafter_steps=arguments.drafter_steps or (30 if arguments.toy else None),
     )
     run.out.mkdir(parents=True, exist_ok=True)
     record_versions(run, arguments.source_name or f"CPython {platform.python_version()}")

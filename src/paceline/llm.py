@@ -9,6 +9,7 @@ outputs = llm.generate(["def quicksort("], SamplingParams(max_tokens=128))
 from __future__ import annotations
 
 import itertools
+import numbers
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ class LLM:
 
     model: local directory or hub id. engine_args: any field of ``EngineArgs``, and vLLM's arguments
     that change nothing here. policy: a ``DraftLengthPolicy`` of your own. Raises ConfigError or
-    CapacityError with every fault found before weights load.
+    CapacityError before weights load, with all faults of the values and files in one message.
 
     Calls from several threads share one batch. Several LLMs may live in one process.
     """
@@ -264,6 +265,6 @@ def _as_list(prompts: Any) -> list[Prompt]:
         prompts = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
     if not prompts:
         raise RequestError("no prompts given. hint: pass at least one")
-    if isinstance(prompts[0], int):
+    if isinstance(prompts[0], numbers.Integral):
         return [list(prompts)]
     return list(prompts)

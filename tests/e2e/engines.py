@@ -6,10 +6,10 @@ held when all requests have ended.
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from tiny_model import build_tokenizer, write_tiny_model
 
 from models.paged_harness import quiet, save_random
-from paceline.core.stats import EngineStats
 from paceline.engine.llm_engine import LLMEngine
 from paceline.engine_args import EngineArgs
 from paceline.outputs import RequestOutput
@@ -125,6 +124,9 @@ def random_prompt(length: int, seed: int = 0) -> list[int]:
     return [rng.randrange(VOCAB - 3) for _ in range(length)]
 
 
+PROMPT = random_prompt(23)
+
+
 def make_engine(
     path: Path, *, delay: int = 0, policy: DraftLengthPolicy | None = None, **args: Any
 ) -> LLMEngine:
@@ -132,6 +134,21 @@ def make_engine(
     arguments = {"dtype": "float32", "max_num_seqs": 8, **args}
     config = EngineArgs.from_kwargs(model=str(path), **arguments).resolve()
     return LLMEngine(config, delay=delay, policy=policy, log_stats=False)
+
+
+def engine_with(models: Models, drafter: str, *, k: int = 5, **args: Any) -> LLMEngine:
+    """The example model with no drafter ("none"), itself, a near or a random one, or a lookup."""
+    paths = {
+        "self": models.tiny,
+        "near": lambda: models.tiny(perturb=0.05, vocab_padding=24),
+        "random": models.random_drafter,
+        "lookup": lambda: "[ngram]",
+    }
+    if drafter != "none":
+        args |= {"speculative_model": str(paths[drafter]()), "num_speculative_tokens": k}
+    if drafter == "lookup":
+        args["ngram_prompt_lookup_min"] = 1  # random text repeats little more than single tokens
+    return make_engine(models.tiny(), **args)
 
 
 def add(
@@ -184,6 +201,11 @@ def run(
     return [found[name] for name in names]
 
 
+def one(engine: LLMEngine, prompt: Sequence[int] = PROMPT, **sampling: Any) -> RequestOutput:
+    """A single request, to the end."""
+    return run(engine, [list(prompt)], SamplingParams(**sampling))[0]
+
+
 def tokens(outputs: Sequence[RequestOutput]) -> list[list[int]]:
     """Token ids of every completion, request by request."""
     return [completion.token_ids for output in outputs for completion in output.outputs]
@@ -195,24 +217,29 @@ def token_ids(outputs: Sequence[RequestOutput]) -> list[list[int]]:
     return tokens(outputs)
 
 
-@contextmanager
-def counting(engine: LLMEngine) -> Iterator[EngineStats]:
-    """A record of what the engine's counters gain inside the block."""
-    before = snapshot(engine.stats)
-    gained = EngineStats()
-    yield gained
-    after = snapshot(engine.stats)
-    for name, value in after.items():
-        setattr(gained, name, value - before[name])
+def text_of_tokens(engine: LLMEngine, output: RequestOutput) -> tuple[str, list[str]]:
+    """Text of an output, and what each of its tokens added."""
+    assert engine.tokenizer is not None
+    ids = output.outputs[0].token_ids
+    lengths = [len(engine.tokenizer.decode(ids[:i])) for i in range(len(ids) + 1)]
+    text = engine.tokenizer.decode(ids)
+    return text, [text[a:b] for a, b in itertools.pairwise(lengths)]
 
 
-def snapshot(stats: EngineStats) -> dict[str, int]:
-    """The integer counters."""
-    return {
-        name: value
-        for name in stats.__slots__
-        if isinstance(value := getattr(stats, name), int)
-    }
+def unique_piece(text: str, pieces: Sequence[str], start: int) -> tuple[int, str]:
+    """A token whose text is new, between tokens of ids that occur once; from ``start`` on."""
+    for place in range(start, len(pieces) - 4):
+        piece = pieces[place]
+        if len(piece) > 1 and text.index(piece) == len("".join(pieces[:place])):
+            around = pieces[place - 1 : place + 2]
+            if all(pieces.index(other) in range(place - 1, place + 2) for other in around):
+                return place, piece
+    raise AssertionError("take another prompt")
+
+
+def token_text(engine: LLMEngine, token: int) -> str:
+    assert engine.tokenizer is not None
+    return engine.tokenizer.decode([token])
 
 
 class Script:

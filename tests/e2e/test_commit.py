@@ -1,74 +1,44 @@
-"""Where a sequence ends when a step brings many tokens: ids, text, logprobs and counts follow the cut.
+"""Where a sequence ends when a step brings many tokens: ids, text and counts follow the cut.
 
-Whatever stops a sequence must stop it after the same token with and without speculation. The drafter
-here is the target itself, so nearly every step brings k + 1 tokens, or a lookup in an output that
-repeats itself.
+Whatever stops a sequence must stop it after the same token with and without speculation. The
+drafter is the target itself, so that nearly every step brings k + 1 tokens, or a lookup in an
+output that repeats itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+
 from e2e.engines import (
-    VOCAB,
+    PROMPT,
     Models,
     Script,
     add,
-    all_logits,
     drain,
+    engine_with,
     make_engine,
+    one,
     random_prompt,
     run,
+    text_of_tokens,
     token_ids,
-    transformers_model,
+    token_text,
+    unique_piece,
 )
-
 from paceline.engine.llm_engine import LLMEngine
-from paceline.outputs import Logprob, RequestOutput
+from paceline.outputs import RequestOutput
 from paceline.sampling_params import SamplingParams
 
 K = 5
 LONG = 40
-PROMPT = random_prompt(23)
 GREEDY = {"temperature": 0, "ignore_eos": True}
 # Sampled from few ids, so that n-grams recur.
 NARROW = {"temperature": 0.7, "seed": 6, "ignore_eos": True, "logit_bias": {65: 40, 66: 40, 67: 40}}
 DRAFTERS = ["none", "self", "lookup"]
-
-
-@pytest.fixture(scope="module")
-def target(models: Models) -> Path:
-    return models.tiny()
-
-
-@pytest.fixture(scope="module")
-def oracle(target: Path) -> Any:
-    return transformers_model(target)
-
-
-@pytest.fixture(scope="module", params=[0, 1], ids=["delay0", "delay1"])
-def engines(request: pytest.FixtureRequest, target: Path) -> dict[str, LLMEngine]:
-    """One engine a drafter; a test that looks at counters must make its own."""
-    return {name: engine_with(name, target, delay=request.param) for name in DRAFTERS}
-
-
-def engine_with(drafter: str, target: Path, k: int = K, **args: Any) -> LLMEngine:
-    drafting: dict[str, Any] = {}
-    if drafter != "none":
-        model = str(target) if drafter == "self" else "[ngram]"
-        drafting = {"speculative_model": model, "num_speculative_tokens": k}
-    if drafter == "lookup":
-        drafting["ngram_prompt_lookup_min"] = 1
-    return make_engine(target, **drafting, **args)
-
-
-def one(engine: LLMEngine, prompt: Sequence[int] = PROMPT, **sampling: Any) -> RequestOutput:
-    return run(engine, [list(prompt)], SamplingParams(**sampling))[0]
 
 
 def facts(output: RequestOutput) -> tuple[Any, ...]:
@@ -77,7 +47,7 @@ def facts(output: RequestOutput) -> tuple[Any, ...]:
     return done.token_ids, done.text, done.finish_reason, done.stop_reason
 
 
-# ---- length ----------------------------------------------------------------------------------------
+# ---- length --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, K, K + 1, K + 2, 17])
@@ -89,11 +59,32 @@ def test_max_tokens_is_exact(engines: dict[str, LLMEngine], count: int) -> None:
         assert (done.finish_reason, done.stop_reason) == ("length", None)
 
 
+@pytest.mark.parametrize("count", [1, 2, K, K + 1, K + 2, 17])
+def test_max_tokens_does_not_rest_on_the_device(models: Models, count: int) -> None:
+    """A runner that goes on beyond the limit, a step ahead of the host: its results are cut."""
+    engine = engine_with(models, "self", delay=1)
+    full = one(engine, max_tokens=LONG, **GREEDY).outputs[0].token_ids
+    runner = engine.core.runner
+    collect = runner.collect
+
+    def forget_limits(handle: Any) -> Any:
+        runner.state.max_total[:] = 1000  # type: ignore[attr-defined]
+        runner.state.active[:] = True  # type: ignore[attr-defined]
+        return collect(handle)
+
+    runner.collect = forget_limits  # type: ignore[method-assign]
+    before = engine.stats.num_generation_tokens
+    done = one(engine, max_tokens=count, **GREEDY).outputs[0]
+    assert done.token_ids == full[:count]
+    assert done.finish_reason == "length"
+    assert engine.stats.num_generation_tokens - before == count
+
+
 @pytest.mark.parametrize("room", [1, 2, K, K + 1, 12])
-def test_model_length_is_exact(target: Path, room: int) -> None:
+def test_model_length_is_exact(models: Models, room: int) -> None:
     """Without max_tokens the context's end is the limit, and a drafter may not pass it."""
     for delay, name in [(0, "none"), (0, "self"), (1, "self"), (1, "lookup")]:
-        engine = engine_with(name, target, delay=delay, max_model_len=60)
+        engine = engine_with(models, name, delay=delay, max_model_len=60)
         done = one(engine, random_prompt(60 - room), max_tokens=None, **GREEDY).outputs[0]
         assert len(done.token_ids) == room
         assert done.finish_reason == "length"
@@ -103,16 +94,16 @@ def test_model_length_is_exact(target: Path, room: int) -> None:
 
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_lone_sequence_in_a_pool_of_exactly_its_size(target: Path, name: str, delay: int) -> None:
+def test_lone_sequence_in_a_pool_of_exactly_its_size(models: Models, name: str, delay: int) -> None:
     for prompt_len, count in [(16, 1), (16, 17), (17, 16), (1, 48), (30, 3)]:
         blocks = math.ceil((prompt_len + count - 1) / 16)
-        engine = engine_with(name, target, delay=delay, num_gpu_blocks_override=blocks)
+        engine = engine_with(models, name, delay=delay, num_gpu_blocks_override=blocks)
         done = one(engine, random_prompt(prompt_len), max_tokens=count, **GREEDY).outputs[0]
         assert len(done.token_ids) == count
         assert engine.stats.num_preemptions == 0
 
 
-# ---- what came first -------------------------------------------------------------------------------
+# ---- what came first -----------------------------------------------------------------------------
 
 
 def test_each_position_can_be_the_stop(engines: dict[str, LLMEngine]) -> None:
@@ -131,6 +122,28 @@ def test_each_position_can_be_the_stop(engines: dict[str, LLMEngine]) -> None:
             assert (done.finish_reason, done.stop_reason) == ("stop", full[place])
 
 
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_results_of_an_earlier_owner_of_a_row_are_dropped(models: Models, name: str) -> None:
+    """One step behind, results of an aborted sequence come when its row serves another."""
+    prompts = [random_prompt(9, seed) for seed in range(6)]
+    sampling = SamplingParams(max_tokens=20, **GREEDY)
+    expected = token_ids(run(engine_with(models, "none"), prompts, sampling))
+    engine = engine_with(models, name, delay=1, max_num_seqs=2)
+    add(engine, prompts, sampling)
+    found = {}
+    for step in range(4):
+        for _ in range(2 + step % 2):
+            found.update({o.request_id: o for o in engine.step() if o.finished})
+        engine.abort_request(str(step))
+    found |= drain(engine)
+    aborted = [n for n in found if found[n].outputs[0].finish_reason == "abort"]
+    assert len(aborted) > 1
+    for number, output in found.items():
+        ids = output.outputs[0].token_ids
+        assert ids == expected[int(number)][: len(ids)]
+        assert len(ids) == 20 or number in aborted
+
+
 def test_end_of_text_has_no_stop_reason(engines: dict[str, LLMEngine]) -> None:
     """The model's own stop ids: reason "stop" without a name, text without the token."""
     eos = min(engines["none"]._admission.eos_token_ids)
@@ -145,7 +158,12 @@ def test_end_of_text_has_no_stop_reason(engines: dict[str, LLMEngine]) -> None:
         assert "<|" not in done.text
         results.append(facts(output))
         ignored = one(
-            engine, max_tokens=LONG, temperature=2.0, seed=3, logit_bias={eos: 14.0}, ignore_eos=True
+            engine,
+            max_tokens=LONG,
+            temperature=2.0,
+            seed=3,
+            logit_bias={eos: 14.0},
+            ignore_eos=True,
         )
         assert ignored.outputs[0].token_ids[: len(done.token_ids)] == done.token_ids
         assert len(ignored.outputs[0].token_ids) == LONG
@@ -160,7 +178,9 @@ def test_stop_strings_cut_to_the_token(engines: dict[str, LLMEngine]) -> None:
     plain = engines["none"]
     text, pieces = text_of_tokens(plain, one(plain, max_tokens=LONG, **GREEDY))
     stops = sorted({text[i : i + n] for i in range(0, 36, 2) for n in (1, 2, 5, 9)})
-    stops = [stop for stop in stops if "\ufffd" not in stop]  # bytes that may yet become a character
+    stops = [
+        stop for stop in stops if "\ufffd" not in stop
+    ]  # bytes that may yet become a character
     assert len(stops) > 25
     spans = []
     params, expected = [], []
@@ -188,21 +208,12 @@ def test_stop_strings_cut_to_the_token(engines: dict[str, LLMEngine]) -> None:
             assert (done.finish_reason, done.stop_reason) == ("stop", stop)
 
 
-def text_of_tokens(engine: LLMEngine, output: RequestOutput) -> tuple[str, list[str]]:
-    """Text of an output, and what each of its tokens added."""
-    assert engine.tokenizer is not None
-    ids = output.outputs[0].token_ids
-    lengths = [len(engine.tokenizer.decode(ids[:i])) for i in range(len(ids) + 1)]
-    text = engine.tokenizer.decode(ids)
-    return text, [text[a:b] for a, b in zip(lengths, lengths[1:], strict=False)]
-
-
 def test_the_first_stop_names_the_reason(engines: dict[str, LLMEngine]) -> None:
     plain = engines["none"]
     full = one(plain, max_tokens=LONG, **GREEDY)
     ids = full.outputs[0].token_ids
     text, pieces = text_of_tokens(plain, full)
-    place, stop = unique_piece(text, pieces)
+    place, stop = unique_piece(text, pieces, K + 3)
     assert place + 3 < LONG
     early, late = ids[place - 1], ids[place + 1]
     cases: list[tuple[dict[str, Any], int, str, Any]] = [
@@ -223,17 +234,6 @@ def test_the_first_stop_names_the_reason(engines: dict[str, LLMEngine]) -> None:
             done = output.outputs[0]
             assert done.token_ids == ids[:count], (name, case)
             assert (done.finish_reason, done.stop_reason) == (reason, why), (name, case)
-
-
-def unique_piece(text: str, pieces: Sequence[str]) -> tuple[int, str]:
-    """A token whose text is new, between tokens of ids that occur once; not at a step's border."""
-    for place in range(K + 3, LONG - 4):
-        piece = pieces[place]
-        if len(piece) > 1 and text.index(piece) == len("".join(pieces[:place])):
-            around = pieces[place - 1 : place + 2]
-            if all(pieces.index(one) in range(place - 1, place + 2) for one in around):
-                return place, piece
-    raise AssertionError("take another prompt")
 
 
 def test_reasons_do_not_depend_on_speculation(engines: dict[str, LLMEngine]) -> None:
@@ -279,157 +279,14 @@ def test_min_tokens(engines: dict[str, LLMEngine]) -> None:
         assert (done.text, done.stop_reason) == (word * 9, word)
 
 
-def token_text(engine: LLMEngine, token: int) -> str:
-    assert engine.tokenizer is not None
-    return engine.tokenizer.decode([token])
-
-
-# ---- logprobs --------------------------------------------------------------------------------------
-
-
-def expected_logprobs(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """[len(ids), VOCAB] log-softmax over the ids that may come out."""
-    return torch.log_softmax(all_logits(model, ids)[:, :VOCAB].double(), -1)
-
-
-def assert_entry(entry: dict[int, Logprob], row: torch.Tensor, chosen: int, top: int) -> None:
-    """The chosen token first, then the top ones, with their values and ranks."""
-    assert next(iter(entry)) == chosen
-    best = row.topk(max(top, 1))
-    wanted = set(best.indices[:top].tolist()) | {chosen}
-    assert set(entry) == wanted
-    for token, logprob in entry.items():
-        assert logprob.logprob == pytest.approx(float(row[token]), abs=1e-4)
-        assert logprob.rank == int((row > row[token]).sum()) + 1
-        assert logprob.decoded_token is not None
-
-
-@pytest.mark.parametrize("top", [0, 1, 5])
-def test_logprobs(engines: dict[str, LLMEngine], oracle: Any, top: int) -> None:
-    """Of the raw distribution, whatever processing the sampler does."""
-    settings = {"temperature": 0.8, "seed": 5, "top_k": 30, "frequency_penalty": 0.5}
-    for name, engine in engines.items():
-        for count in (1, K + 1, 16):
-            output = one(engine, max_tokens=count, ignore_eos=True, logprobs=top, **settings)
-            done = output.outputs[0]
-            assert done.logprobs is not None
-            assert len(done.logprobs) == len(done.token_ids) == count, name
-            rows = expected_logprobs(oracle, [*PROMPT, *done.token_ids])[len(PROMPT) - 1 : -1]
-            for entry, row, chosen in zip(done.logprobs, rows, done.token_ids, strict=True):
-                assert_entry(entry, row, chosen, top)
-            total = sum(float(row[chosen]) for row, chosen in zip(rows, done.token_ids, strict=True))
-            assert done.cumulative_logprob == pytest.approx(total, abs=1e-3)
-
-
-def test_logprobs_follow_the_cut(engines: dict[str, LLMEngine]) -> None:
-    """A stop inside a run drops the logprobs behind it."""
-    plain = engines["none"]
-    full = one(plain, max_tokens=LONG, logprobs=2, **GREEDY).outputs[0]
-    assert full.logprobs is not None
-    text, pieces = text_of_tokens(plain, one(plain, max_tokens=LONG, **GREEDY))
-    place, stop = unique_piece(text, pieces)
-    for engine in engines.values():
-        for case in ({"stop": stop}, {"stop_token_ids": [full.token_ids[place]]}):
-            done = one(engine, max_tokens=LONG, logprobs=2, **case, **GREEDY).outputs[0]
-            assert done.logprobs is not None
-            assert len(done.logprobs) == len(done.token_ids) == place + 1
-            for ours, theirs in zip(done.logprobs, full.logprobs, strict=False):
-                assert list(ours) == list(theirs)
-                assert [x.logprob for x in ours.values()] == pytest.approx(
-                    [x.logprob for x in theirs.values()], abs=1e-4
-                )
-            values = [next(iter(entry.values())).logprob for entry in done.logprobs]
-            assert done.cumulative_logprob == pytest.approx(sum(values), abs=1e-5)
-
-
-def test_logprobs_are_absent_unless_asked(engines: dict[str, LLMEngine]) -> None:
-    for engine in engines.values():
-        params = [
-            SamplingParams(max_tokens=4, logprobs=logprobs, **GREEDY) for logprobs in (None, 1, None)
-        ]
-        found = [output.outputs[0] for output in run(engine, [PROMPT] * 3, params)]
-        assert [done.logprobs is None for done in found] == [True, False, True]
-        assert [done.cumulative_logprob is None for done in found] == [True, False, True]
-
-
-LONG_PROMPT = random_prompt(140)
-PROMPT_LOGPROB_WAYS: dict[str, dict[str, Any]] = {
-    "at once": {},
-    "chunked": {"max_num_batched_tokens": 30},
-    "chunked, no cache": {"max_num_batched_tokens": 17, "enable_prefix_caching": False},
-    "chunked, delayed": {"max_num_batched_tokens": 30, "delay": 1},
-}
-
-
-@pytest.mark.parametrize("name", ["none", "self"])
-@pytest.mark.parametrize("way", PROMPT_LOGPROB_WAYS)
-def test_prompt_logprobs(target: Path, oracle: Any, way: str, name: str) -> None:
-    """Also of a prompt that lies in the prefix cache, which must then be computed again."""
-    engine = engine_with(name, target, **PROMPT_LOGPROB_WAYS[way])
-    first = one(engine, LONG_PROMPT, max_tokens=3, **GREEDY)
-    params = [
-        SamplingParams(max_tokens=7, prompt_logprobs=top, logprobs=0, **GREEDY)
-        for top in (0, 3, 1)
-    ]
-    prompts = [LONG_PROMPT, LONG_PROMPT, [5]]
-    outputs = run(engine, prompts, params)
-    if "max_num_batched_tokens" in PROMPT_LOGPROB_WAYS[way]:
-        assert engine.stats.num_prefill_chunks > 10
-    for output, prompt, top in zip(outputs, prompts, (0, 3, 1), strict=True):
-        assert output.prompt_logprobs is not None
-        assert output.metrics.num_cached_tokens == 0
-        assert len(output.prompt_logprobs) == len(prompt)
-        assert output.prompt_logprobs[0] is None
-        rows = expected_logprobs(oracle, prompt)
-        for entry, row, token in zip(output.prompt_logprobs[1:], rows, prompt[1:], strict=False):
-            assert entry is not None
-            assert_entry(entry, row, token, top)
-    assert outputs[0].outputs[0].token_ids[:3] == first.outputs[0].token_ids
-    cached = one(engine, LONG_PROMPT, max_tokens=3, **GREEDY)
-    assert cached.prompt_logprobs is None
-    assert (cached.metrics.num_cached_tokens > 0) == engine.config.cache.enable_prefix_caching
-
-
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("caching", [True, False])
-def test_logprobs_survive_preemption(
-    target: Path, oracle: Any, caching: bool, delay: int
-) -> None:
-    """Prompt logprobs come once, output logprobs are not repeated by recomputation."""
-    engine = engine_with(
-        "self",
-        target,
-        delay=delay,
-        num_gpu_blocks_override=13,
-        max_num_batched_tokens=48,
-        enable_prefix_caching=caching,
-    )
-    prompts = [random_prompt(60), random_prompt(75)]
-    sampling = SamplingParams(max_tokens=60, prompt_logprobs=0, logprobs=1, **GREEDY)
-    outputs = run(engine, prompts, sampling)
-    assert outputs[1].metrics.num_preemptions > 0
-    for output, prompt in zip(outputs, prompts, strict=True):
-        done = output.outputs[0]
-        assert done.logprobs is not None
-        assert output.prompt_logprobs is not None
-        rows = expected_logprobs(oracle, [*prompt, *done.token_ids])
-        entries = [*output.prompt_logprobs[1:], *done.logprobs]
-        assert len(entries) == len(rows) - 1
-        for entry, row, token in zip(
-            entries, rows, [*prompt[1:], *done.token_ids], strict=False
-        ):
-            assert entry is not None
-            assert entry[token].logprob == pytest.approx(float(row[token]), abs=1e-4)
-
-
-# ---- counts ----------------------------------------------------------------------------------------
+# ---- counts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_counters_follow_the_cut(target: Path, name: str, delay: int) -> None:
+def test_counters_follow_the_cut(models: Models, name: str, delay: int) -> None:
     """Tokens and drafts behind a stop are not counted, by the engine or by the requests."""
-    engine = engine_with(name, target, delay=delay)
+    engine = engine_with(models, name, delay=delay)
     params = [
         SamplingParams(
             **NARROW | {"seed": seed},
@@ -460,14 +317,14 @@ def test_counters_follow_the_cut(target: Path, name: str, delay: int) -> None:
     assert (stats.num_draft_tokens > 0) == (name != "none")
 
 
-def test_accepted_tokens_of_a_cut_run(target: Path) -> None:
+def test_accepted_tokens_of_a_cut_run(models: Models, target: Path) -> None:
     """Self-draft, a stop at each place of the second run: k + 1 tokens of which `place` stay."""
     plain = make_engine(target)
     full = one(plain, max_tokens=LONG, **GREEDY).outputs[0].token_ids
     for place in range(1, 2 * K):
         if full.index(full[place]) != place:
             continue
-        engine = engine_with("self", target)
+        engine = engine_with(models, "self")
         output = one(engine, max_tokens=LONG, stop_token_ids=[full[place]], **GREEDY)
         assert len(output.outputs[0].token_ids) == place + 1
         drafts = output.metrics.speculative_decoding
@@ -478,10 +335,10 @@ def test_accepted_tokens_of_a_cut_run(target: Path) -> None:
         assert engine.stats.num_generation_tokens == place + 1
 
 
-def test_times_and_cached_tokens(target: Path) -> None:
-    engine = engine_with("self", target)
-    run(engine, [LONG_PROMPT], SamplingParams(max_tokens=2, **GREEDY))
-    metrics = one(engine, LONG_PROMPT, max_tokens=20, **GREEDY).metrics
+def test_times_and_cached_tokens(models: Models) -> None:
+    engine = engine_with(models, "self")
+    run(engine, [random_prompt(140)], SamplingParams(max_tokens=2, **GREEDY))
+    metrics = one(engine, random_prompt(140), max_tokens=20, **GREEDY).metrics
     times = [
         metrics.arrival_time,
         metrics.first_scheduled_time,
@@ -493,11 +350,13 @@ def test_times_and_cached_tokens(target: Path) -> None:
     assert metrics.num_cached_tokens == 128
 
 
-def test_policy_hears_of_what_was_committed(target: Path) -> None:
+def test_policy_hears_of_what_was_committed(models: Models) -> None:
     """The outcomes a policy sees add up to what the engine counted."""
     policy = Script(K)
-    engine = engine_with("lookup", target, policy=policy)
-    params = [SamplingParams(**NARROW | {"seed": s}, max_tokens=9 + s, stop=["ab"]) for s in range(9)]
+    engine = engine_with(models, "lookup", policy=policy)
+    params = [
+        SamplingParams(**NARROW | {"seed": s}, max_tokens=9 + s, stop=["ab"]) for s in range(9)
+    ]
     add(engine, [PROMPT] * len(params), params)
     drain(engine)
     outcomes, stats = policy.outcomes, engine.stats

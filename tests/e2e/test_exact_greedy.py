@@ -11,6 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 import pytest
+
 from e2e.engines import (
     FAMILIES,
     VOCAB,
@@ -24,7 +25,6 @@ from e2e.engines import (
     run,
     token_ids,
 )
-
 from paceline.sampling_params import SamplingParams
 
 COUNT = 20
@@ -168,6 +168,57 @@ def test_requests_that_come_while_others_run(models: Models, drafter: str) -> No
     # Prompts came one by one, so prefill passes ran beside decode passes.
     assert engine.stats.num_prefill_passes >= len(PROMPTS)
     assert engine.stats.num_prefill_chunks == len(PROMPTS)
+
+
+@pytest.mark.parametrize("drafter", ["none", "self"])
+def test_closed_static_batch_lets_nobody_in(models: Models, drafter: str) -> None:
+    """There is room in the batch, but a static one has to end before others begin."""
+    way = Way(drafter, "large", "large", True, "static", 1)
+    args = arguments(models, "qwen2", way)
+    engine = make_engine(models.family("qwen2"), delay=1, **args)
+    add(engine, PROMPTS[:2], GREEDY, ["0", "1"])
+    for _ in range(4):
+        engine.step()
+    add(engine, PROMPTS[2:4], GREEDY, ["2", "3"])
+    found = drain(engine)
+    for i in range(4):
+        expected = models.greedy("qwen2", PROMPTS[i], COUNT)
+        assert found[str(i)].outputs[0].token_ids == expected
+    ends = [found[name].metrics.finished_time for name in ("0", "1")]
+    starts = [found[name].metrics.first_scheduled_time for name in ("2", "3")]
+    assert max(time for time in ends if time) <= min(time for time in starts if time)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("drafter", ["none", "self"])
+def test_static_batch_computes_finished_rows_to_its_end(
+    models: Models, monkeypatch: pytest.MonkeyPatch, drafter: str, delay: int
+) -> None:
+    """As static serving does: each row costs every pass a token, whatever ended it."""
+    family = "qwen2"
+    args = arguments(models, family, Way(drafter, "large", "large", True, "static", delay))
+    engine = make_engine(models.family(family), delay=delay, **args)
+    ids = models.greedy(family, PROMPTS[4], COUNT)
+    params = [
+        SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
+        GREEDY,
+        SamplingParams(temperature=0, max_tokens=COUNT, stop_token_ids=[ids[3]]),
+    ]
+    runner = engine.core.runner
+    forward = runner._forward  # type: ignore[attr-defined]
+    sizes = []
+
+    def record(batch: Any) -> Any:
+        sizes.append([batch.metadata.query_lens.count(0), len(batch.metadata.query_lens)])
+        return forward(batch)
+
+    monkeypatch.setattr(runner, "_forward", record)
+    outputs = run(engine, [PROMPTS[0], PROMPTS[2], PROMPTS[4]], params)
+    assert [len(done) for done in token_ids(outputs)] == [2, COUNT, ids.index(ids[3]) + 1]
+    assert len(sizes) > 4
+    assert not any(empty for empty, _ in sizes)
+    # A step behind, the host leaves a row out once: between its last token and knowing of it.
+    assert sum(rows < 3 for _, rows in sizes) <= 2 * delay
 
 
 def test_ids_the_tokenizer_does_not_know_are_masked(models: Models) -> None:

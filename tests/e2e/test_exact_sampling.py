@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from e2e.engines import (
     VOCAB,
     Models,
@@ -26,14 +27,13 @@ from e2e.engines import (
     tokens,
     transformers_model,
 )
-
 from models.paged_harness import save_random
 from paceline.core.stats import EngineStats
 from paceline.outputs import RequestOutput
 from paceline.sampling_params import SamplingParams
 
 # Few candidates, so that outputs repeat themselves: penalties bite and a lookup finds something.
-FEW = {token: 6.0 for token in range(40, 60)}
+FEW = dict.fromkeys(range(40, 60), 6.0)
 EVERYTHING = {
     "temperature": 0.9,
     "top_k": 30,
@@ -82,11 +82,6 @@ def params(seed: int = 0, **changes: Any) -> list[SamplingParams]:
         SamplingParams(**common | {"seed": 100 * seed + number} | values | changes)
         for number, values in enumerate(CASES.values())
     ]
-
-
-@pytest.fixture(scope="module")
-def target(models: Models) -> Path:
-    return models.tiny()
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +229,9 @@ def test_unseeded_requests_repeat_from_run_to_run(models: Models, target: Path) 
 
     def once(name: str, seed: int) -> list[list[int]]:
         delay, args = variant_arguments(models, name)
-        return token_ids(run(make_engine(target, delay=delay, seed=seed, **args), PROMPTS[:6], free))
+        return token_ids(
+            run(make_engine(target, delay=delay, seed=seed, **args), PROMPTS[:6], free)
+        )
 
     first = once("company", 0)
     assert once("company", 0) == first
@@ -257,7 +254,7 @@ def test_seeds_matter(target: Path) -> None:
     assert token_ids(run(engine, [PROMPTS[4]] * len(seeded), seeded)) == outputs
 
 
-# ---- the distribution ------------------------------------------------------------------------------
+# ---- the distribution ----------------------------------------------------------------------------
 
 SMALL = 5  # tokens of the vocabulary
 LENGTH = 4  # output tokens: 625 outcomes
@@ -281,7 +278,7 @@ Logits = dict[tuple[int, ...], torch.Tensor]  # of the next token, by the output
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Logits]:
-    """A target and a drafter that know nothing of each other; transformers' logits of the target."""
+    """A target, a drafter that knows nothing of it, and transformers' logits of the target."""
     root = tmp_path_factory.mktemp("small")
     save_random(root / "target", "qwen2", seed=1, vocab_size=SMALL)
     save_random(root / "drafter", "qwen2", seed=2, vocab_size=SMALL, num_hidden_layers=1)
@@ -331,7 +328,7 @@ def outcome_probs(logits: Logits, sampling: SamplingParams) -> dict[tuple[int, .
 
 
 def chi_square_z(counts: Counter[tuple[int, ...]], probs: dict[tuple[int, ...], float]) -> float:
-    """Goodness of fit as a standard normal (Wilson and Hilferty, 1931); rare outcomes are merged."""
+    """Fit as a standard normal (Wilson and Hilferty, 1931); rare outcomes are merged."""
     total = sum(counts.values())
     impossible = {outcome for outcome, p in probs.items() if p == 0}
     assert not impossible & set(counts), "an outcome of probability zero was drawn"

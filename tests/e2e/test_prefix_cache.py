@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.engines import Models, add, assert_idle, drain, make_engine, random_prompt, run, token_ids
 
+from e2e.engines import (
+    Models,
+    add,
+    assert_idle,
+    drain,
+    engine_with,
+    make_engine,
+    random_prompt,
+    run,
+    token_ids,
+)
 from paceline.engine.llm_engine import LLMEngine
 from paceline.sampling_params import SamplingParams
 
@@ -24,24 +34,13 @@ def greedy(count: int = 20) -> SamplingParams:
 
 
 @pytest.fixture(scope="module")
-def target(models: Models) -> Path:
-    return models.tiny()
-
-
-@pytest.fixture(scope="module")
 def fresh(target: Path) -> LLMEngine:
     """Caches nothing, drafts nothing."""
     return make_engine(target, enable_prefix_caching=False)
 
 
-def engine_with(models: Models, drafter: str, **args: Any) -> LLMEngine:
-    paths = {"self": models.tiny(), "random": models.random_drafter(), "lookup": "[ngram]"}
-    drafting: dict[str, Any] = {}
-    if drafter != "none":
-        drafting = {"speculative_model": str(paths[drafter]), "num_speculative_tokens": 7}
-    if drafter == "lookup":
-        drafting["ngram_prompt_lookup_min"] = 1
-    return make_engine(models.tiny(), block_size=BLOCK, **drafting, **args)
+def cached_engine(models: Models, drafter: str, **args: Any) -> LLMEngine:
+    return engine_with(models, drafter, k=7, block_size=BLOCK, **args)
 
 
 @pytest.mark.parametrize("delay", [0, 1])
@@ -50,7 +49,7 @@ def test_generated_tokens_are_found_and_drafts_are_not(
     models: Models, fresh: LLMEngine, drafter: str, delay: int
 ) -> None:
     """Every length of output, so that the last block ends at every distance from the last token."""
-    engine = engine_with(models, drafter, delay=delay)
+    engine = cached_engine(models, drafter, delay=delay)
     counts = range(1, 2 * BLOCK + 2)
     prompts = [random_prompt(13, seed=count) for count in counts]
     firsts = token_ids(run(engine, prompts, [greedy(count) for count in counts]))
@@ -68,7 +67,7 @@ def test_generated_tokens_are_found_and_drafts_are_not(
 
 def test_prompts_behind_rejected_drafts(models: Models, fresh: LLMEngine) -> None:
     """What was drafted, as a prompt: found as far as the target agreed, and computed from there."""
-    engine = engine_with(models, "random")
+    engine = cached_engine(models, "random")
     output = run(engine, [PROMPT], greedy(40))[0].outputs[0].token_ids
     places = range(1, 40, 3)
     # Another token in place of an accepted one, as a rejected draft would have been.
@@ -84,11 +83,9 @@ def test_prompts_behind_rejected_drafts(models: Models, fresh: LLMEngine) -> Non
 
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_prompt_given_up_half_way(
-    models: Models, fresh: LLMEngine, steps: int, delay: int
-) -> None:
+def test_prompt_given_up_half_way(models: Models, fresh: LLMEngine, steps: int, delay: int) -> None:
     """Its computed blocks may be used; the others were never written."""
-    engine = engine_with(models, "self", delay=delay, max_num_batched_tokens=24, max_num_seqs=3)
+    engine = cached_engine(models, "self", delay=delay, max_num_batched_tokens=24, max_num_seqs=3)
     prompt = random_prompt(90)
     add(engine, [prompt], greedy(), ["a"])
     for _ in range(steps):
@@ -108,7 +105,7 @@ def test_blocks_that_were_handed_out_again_are_not_found(
     models: Models, fresh: LLMEngine, delay: int
 ) -> None:
     """A pool that holds two conversations, and three that take turns."""
-    engine = engine_with(models, "self", delay=delay, num_gpu_blocks_override=24)
+    engine = cached_engine(models, "self", delay=delay, num_gpu_blocks_override=24)
     conversations = [random_prompt(60, seed) for seed in range(3)]
     cached = []
     for turn in range(4):
@@ -122,9 +119,20 @@ def test_blocks_that_were_handed_out_again_are_not_found(
     assert sum(found == 0 for found in cached) > 3  # the first three, and what was evicted
 
 
+def test_equal_blocks_behind_other_tokens_are_others(models: Models, fresh: LLMEngine) -> None:
+    """A block's KV depends on all that precedes it, so equal tokens alone are no hit."""
+    engine = cached_engine(models, "none")
+    a, b, c = (random_prompt(BLOCK, seed) for seed in range(3))
+    run(engine, [[*a, *b, 1], [*c, *a, 1]], greedy(1))
+    crossed = [[*c, *b, 1], [*a, *a, 1], [*b, *b, 1], [*c, *a, *b, 1]]
+    outputs = run(engine, crossed, greedy())
+    assert [output.metrics.num_cached_tokens // BLOCK for output in outputs] == [1, 1, 0, 2]
+    assert token_ids(outputs) == token_ids(run(fresh, crossed, greedy()))
+
+
 def test_equal_prompts_in_one_step_share_blocks(models: Models, fresh: LLMEngine) -> None:
     """The second finds what the first is about to compute in the same pass."""
-    engine = engine_with(models, "self")
+    engine = cached_engine(models, "self")
     prompts = [PROMPT, PROMPT, [*PROMPT, 9], PROMPT[:30]]
     outputs = run(engine, prompts, greedy())
     assert engine.stats.num_prefill_passes == 1
@@ -135,7 +143,7 @@ def test_equal_prompts_in_one_step_share_blocks(models: Models, fresh: LLMEngine
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_seeded_samples_do_not_depend_on_hits(models: Models, delay: int) -> None:
-    engine = engine_with(models, "self", delay=delay)
+    engine = cached_engine(models, "self", delay=delay)
     sampling = SamplingParams(
         seed=2, max_tokens=30, ignore_eos=True, repetition_penalty=1.3, top_p=0.9
     )

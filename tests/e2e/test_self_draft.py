@@ -1,7 +1,7 @@
 """Drafting with the target itself: every draft is accepted, whatever happened to the drafter's KV.
 
-One stale or missing slot of drafter KV would show as a rejected draft, so an acceptance of exactly 1
-at every position is the proof that hits, preemptions and idle steps are caught up.
+One stale or missing slot of drafter KV would show as a rejected draft, so an acceptance of exactly
+1 at every position is the proof that hits, preemptions and idle steps are caught up.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from e2e.engines import (
     Models,
     Script,
@@ -23,7 +24,6 @@ from e2e.engines import (
     run,
     token_ids,
 )
-
 from paceline import LLM
 from paceline.core.stats import EngineStats
 from paceline.engine.llm_engine import LLMEngine
@@ -47,11 +47,6 @@ SAMPLINGS = {
 
 def params(name: str = "sampled", count: int = COUNT, **changes: Any) -> SamplingParams:
     return SamplingParams(max_tokens=count, ignore_eos=True, **SAMPLINGS[name] | changes)
-
-
-@pytest.fixture(scope="module")
-def target(models: Models) -> Path:
-    return models.tiny()
 
 
 def self_drafting(target: Path, k: int = K, **args: Any) -> LLMEngine:
@@ -100,7 +95,7 @@ def test_other_draft_lengths_in_company(target: Path, k: int) -> None:
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_after_a_prefix_hit(target: Path, delay: int) -> None:
-    """Drafter KV of cached blocks is there: what was computed by prefill, and by rounds of drafts."""
+    """Drafter KV of cached blocks is there, from prefill and from rounds of drafts."""
     engine = self_drafting(target, delay=delay, block_size=8)
     prompt = random_prompt(100)
     first = run(engine, [prompt], params(count=60))[0]
@@ -187,9 +182,7 @@ def test_after_idle_steps_again_and_again_in_company(target: Path, delay: int) -
 
 
 @pytest.mark.parametrize("padding", [0, 3, 64])
-def test_drafter_with_another_padded_vocabulary(
-    models: Models, target: Path, padding: int
-) -> None:
+def test_drafter_with_another_padded_vocabulary(models: Models, target: Path, padding: int) -> None:
     """Same weights, other padding rows: as good as the target itself, and never an unknown id."""
     drafter = models.tiny(vocab_padding=padding)
     engine = make_engine(target, speculative_model=str(drafter), num_speculative_tokens=K)

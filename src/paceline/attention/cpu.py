@@ -31,12 +31,18 @@ from paceline.attention.backend import AttentionMetadata
 _MAX_BATCHED_QUERY = 32
 # A batched piece gathers about this much K (and as much V) per thread: still in cache when read.
 _GATHER_BYTES = 1 << 20
+# Longer queries go in tiles of this many tokens: a tile's keys end where its last token does.
+_QUERY_TILE = 128
 # Gathers up to this size reuse one buffer: fresh memory would cost more than the copy.
 _SCRATCH_BYTES = 64 << 20
 # One piece's mask has at most this many elements.
 _MASK_ELEMENTS = 4 << 20
 # Keys per piece are rounded up to whole vectors, so that padding does not change the order of sums.
 _KEY_ALIGNMENT = 32
+# The kernel takes keys in blocks of this many and splits a last block of a size between these two in
+# half, which changes the order of sums as well; such a block is filled up to the greater size.
+_KEY_BLOCK = 512
+_KEY_SPLIT = (192, 384)
 # The kernel takes queries in blocks of this many, and sums in another order in blocks below the
 # minimum. Filling those up makes a token's result the same bits, decoded alone or verified in a run.
 _QUERY_BLOCK = 32
@@ -51,10 +57,8 @@ class _Piece:
     rows: int
     query_len: int
     num_keys: int  # keys a row, padding included
-    slots: torch.Tensor | None  # [rows * num_keys] int64; None: this pass's own K and V, causal
-    mask: (
-        torch.Tensor | None
-    )  # additive, broadcasts to [rows, kv_heads, query_len * group, num_keys]
+    slots: torch.Tensor  # [rows * num_keys] int64: where they lie
+    mask: torch.Tensor  # additive, broadcasts to [rows, kv_heads, folded queries, num_keys]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +112,10 @@ class CpuAttention:
         if len(pieces) == 1 and isinstance(pieces[0].tokens, slice):
             piece = pieces[0]
             if piece.rows * piece.query_len == query.shape[0]:
-                return self._attend(piece, query, key, value, keys, values, scale)
+                return self._attend(piece, query, keys, values, scale)
         out = torch.zeros_like(query)
         for piece in pieces:
-            part = self._attend(piece, query, key, value, keys, values, scale)
+            part = self._attend(piece, query, keys, values, scale)
             out[piece.tokens] = part
         return out
 
@@ -119,23 +123,12 @@ class CpuAttention:
         self,
         piece: _Piece,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
         """Output of one piece's tokens, [rows * query_len, num_heads, head_dim]."""
         q = query[piece.tokens]
-        if piece.slots is None:
-            return F.scaled_dot_product_attention(
-                q.transpose(0, 1)[None],
-                key[piece.tokens].transpose(0, 1)[None],
-                value[piece.tokens].transpose(0, 1)[None],
-                is_causal=True,
-                scale=scale,
-                enable_gqa=True,
-            )[0].transpose(0, 1)
         rows, query_len = piece.rows, piece.query_len
         num_heads, head_dim = q.shape[1:]
         kv_heads = keys.shape[1]
@@ -202,6 +195,13 @@ def _cut(metadata: AttentionMetadata, shape: _Shape) -> list[_Piece]:
     return pieces
 
 
+def _round_keys(keys: int) -> int:
+    """The number of keys a piece computes for ``keys`` that matter."""
+    rounded = -(-keys // _KEY_ALIGNMENT) * _KEY_ALIGNMENT
+    last = rounded % _KEY_BLOCK
+    return rounded + _KEY_SPLIT[1] - last if _KEY_SPLIT[0] < last < _KEY_SPLIT[1] else rounded
+
+
 def _filler(queries: int) -> int:
     """Folded queries to add so that the kernel's last block is not below its minimum."""
     last = queries % _QUERY_BLOCK
@@ -209,8 +209,13 @@ def _filler(queries: int) -> int:
 
 
 def _first_key(length: int, query_len: int, window: int | None) -> int:
-    """First position that any of the last ``query_len`` tokens of ``length`` attends to."""
-    return 0 if window is None else max(0, length - query_len - window + 1)
+    """First position to gather for the last ``query_len`` of ``length`` tokens.
+
+    Rounded down to the kernel's key blocks, so that these are the same whatever the query length.
+    """
+    if window is None:
+        return 0
+    return max(0, length - query_len - window + 1) // _KEY_BLOCK * _KEY_BLOCK
 
 
 def _batches(batched: list[tuple[int, int, int]], shape: _Shape) -> list[list[int]]:
@@ -224,7 +229,7 @@ def _batches(batched: list[tuple[int, int, int]], shape: _Shape) -> list[list[in
     current: tuple[int, int] | None = None  # (query length, fewest keys) of the last group
     for query_len, keys, sequence in sorted(batched):
         if current is not None and current[0] == query_len and keys <= 2 * current[1] + 64:
-            padded = (len(groups[-1]) + 1) * (keys + _KEY_ALIGNMENT)
+            padded = (len(groups[-1]) + 1) * _round_keys(keys)
             small = padded * shape.row_bytes <= limit
             if small and padded * query_len * shape.group <= _MASK_ELEMENTS:
                 groups[-1].append(sequence)
@@ -264,14 +269,12 @@ def _batched_piece(
 def _long_pieces(
     metadata: AttentionMetadata, shape: _Shape, first_token: int, sequence: int
 ) -> list[_Piece]:
-    """One causal piece where that is the whole mask, else tiles of queries over the cache."""
+    """Tiles of one sequence's queries, each with the keys up to its own last position."""
     query_len = metadata.query_lens[sequence]
     length = metadata.seq_lens_list[sequence]
-    if length == query_len and (shape.window is None or shape.window >= length):
-        tokens = slice(first_token, first_token + query_len)
-        return [_Piece(tokens, 1, query_len, query_len, None, None)]
     table = metadata.block_table[sequence : sequence + 1]
-    tile = max(_MAX_BATCHED_QUERY, _MASK_ELEMENTS // (shape.group * length))
+    fitting = _MASK_ELEMENTS // (shape.group * length)
+    tile = min(_QUERY_TILE, max(_MAX_BATCHED_QUERY, fitting))
     pieces = []
     for start in range(0, query_len, tile):
         end = min(start + tile, query_len)
@@ -297,8 +300,9 @@ def _paged_piece(
     first = torch.zeros_like(lengths)
     if shape.window is not None:
         first = (lengths - query_len - shape.window + 1).clamp_(min=0)
+        first = first // _KEY_BLOCK * _KEY_BLOCK
     longest = int((lengths - first).max())
-    num_keys = -(-longest // _KEY_ALIGNMENT) * _KEY_ALIGNMENT
+    num_keys = _round_keys(longest)
     positions = first[:, None] + torch.arange(num_keys, device=device)  # [rows, num_keys]
     safe = torch.minimum(positions, readable[:, None] - 1).clamp_(min=0)
     blocks = table.long().gather(1, safe // block_size)

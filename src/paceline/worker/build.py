@@ -8,12 +8,12 @@ from paceline.distributed.tp_group import SingleProcessGroup
 from paceline.models.decoder import DecoderModel
 from paceline.models.loader import TORCH_DTYPES, load_model
 from paceline.sample.sampler import Sampler
-from paceline.spec.draft_model import DraftModelDrafter
 from paceline.spec.drafter import Drafter
-from paceline.spec.ngram_drafter import NgramDrafter
 from paceline.worker.decode_state import DecodeState
+from paceline.worker.draft_model import DraftModelDrafter
 from paceline.worker.kv_cache import KVCache, allocate_kv_caches
 from paceline.worker.model_runner import ModelRunner
+from paceline.worker.ngram_drafter import NgramDrafter
 
 
 def build_runner(config: EngineConfig, max_k: int) -> ModelRunner:

@@ -95,7 +95,7 @@ class ModelRunner:
                 return
         count = state.num_tokens[rows]
         # The host may not know yet how close to its end a row has come.
-        drafts = np.clip(drafts, 0, state.max_total[rows] - count - 1)
+        drafts = np.minimum(drafts, state.max_total[rows] - count - 1).clip(min=0)
         if self._drafter is not None and drafts.any():
             drafts = self._drafter.propose(rows, count, drafts)
         batch = build_pass(state, rows, count - 1, drafts + 1, discard=~state.active[rows])
