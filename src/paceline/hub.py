@@ -1,4 +1,4 @@
-"""Where model files come from: a local directory as it is, else the Hugging Face hub.
+"""Where model files come from: a local directory as it is, the package, else the hub.
 
 Only what an engine reads is fetched: JSON, safetensors, tokenizer and template files of the
 repository's top level; never pickled weights, never code. ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``,
@@ -21,6 +21,8 @@ _METADATA = ["*.json", "*.jinja", "tokenizer.model", "merges.txt"]
 _ALL = [*_METADATA, "*.safetensors"]
 # Subdirectories hold other formats (onnx/, original/); a consolidated file is a second copy.
 _IGNORED = ["*/*", "consolidated*.safetensors"]
+# Models that ship inside the package, wherever a model is taken.
+_SHIPPED = {"paceline/demo": "demo", "paceline/demo-draft": "demo-draft"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WAYS_OUT = (
     "give a local directory, set HF_ENDPOINT to a mirror you can reach, or download the model "
@@ -37,6 +39,8 @@ def local_directory(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    if name in _SHIPPED:
+        return Path(__file__).parent / "assets" / _SHIPPED[name]
     if path.exists():
         raise ConfigError(
             f"`{name}` is a file, not a model directory. hint: give the directory that holds "

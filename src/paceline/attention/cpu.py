@@ -3,10 +3,8 @@
 A pass is cut into *pieces* once, and every layer runs the same pieces:
 
 - sequences with the same small number of query tokens (decoding, verification) are batched: one
-  gather of their K and V, one ``scaled_dot_product_attention`` over [rows, kv_heads, query tokens x
-  group];
-- a whole prompt goes alone, causally, on K and V as they are, without a gather;
-- any other long query (a later chunk, a window shorter than the prompt) goes in tiles with a mask.
+  gather of their K and V, one ``scaled_dot_product_attention`` over [rows, kv_heads, queries];
+- a longer query (a prompt, or a chunk of one) goes in tiles, each with the keys up to its end.
 
 Query heads that share a KV head are folded into the query dimension. That is the same sum, and
 several times faster here than ``enable_gqa``, which walks K and V once for each query head.
@@ -14,6 +12,11 @@ several times faster here than ``enable_gqa``, which walks K and V once for each
 Memory beyond a sequence's length may hold anything, NaN included, and a masked NaN is still NaN. So
 the gather never touches it: positions past the end read the sequence's own last token instead. That
 costs nothing, as the slots to gather are computed once a pass.
+
+Sizes are rounded to what the kernel treats alike (constants below), so that a token's result is the
+same bits whether it was prefilled, decoded or verified, alone or in a batch. Where that was tried
+(x86 with AVX-512) it holds exactly; a CPU whose kernels divide sums in other places is only as near
+as rounding.
 
 Knows nothing of requests, and of layers only their shape and window.
 """
@@ -39,12 +42,12 @@ _SCRATCH_BYTES = 64 << 20
 _MASK_ELEMENTS = 4 << 20
 # Keys per piece are rounded up to whole vectors, so that padding does not change the order of sums.
 _KEY_ALIGNMENT = 32
-# The kernel takes keys in blocks of this many and splits a last block of a size between these two in
-# half, which changes the order of sums as well; such a block is filled up to the greater size.
+# The kernel takes keys in blocks of this many and halves a last block of a size between these two,
+# which changes the order of sums as well; such a block is filled up to the greater size.
 _KEY_BLOCK = 512
 _KEY_SPLIT = (192, 384)
-# The kernel takes queries in blocks of this many, and sums in another order in blocks below the
-# minimum. Filling those up makes a token's result the same bits, decoded alone or verified in a run.
+# The kernel takes queries in blocks of this many and sums in another order when a block has fewer
+# than the minimum; such a block is filled up.
 _QUERY_BLOCK = 32
 _MIN_QUERY_BLOCK = 4
 
@@ -254,16 +257,16 @@ def _batched_piece(
     else:
         firsts = torch.tensor([starts[s] for s in sequences], device=device)
         tokens = (firsts[:, None] + torch.arange(query_len, device=device)).flatten()
-    lengths = torch.tensor([metadata.seq_lens_list[s] for s in sequences], device=device)
-    readable = lengths
+    lengths = [metadata.seq_lens_list[s] for s in sequences]
+    padding: torch.Tensor | None = None
     if query_len > 1:  # tokens sent to the null block are padding: K and V at their place are stale
-        written = metadata.slot_mapping[tokens].view(rows, query_len) >= metadata.block_size
-        readable = lengths - query_len + written.sum(dim=1)
+        slots = metadata.slot_mapping[tokens].view(rows, query_len)
+        padding = (slots < metadata.block_size).sum(dim=1)
     if rows == metadata.block_table.shape[0]:
         table = metadata.block_table
     else:
         table = metadata.block_table[torch.tensor(sequences, device=device)]
-    return _paged_piece(tokens, query_len, lengths, readable, table, metadata.block_size, shape)
+    return _paged_piece(tokens, query_len, lengths, padding, table, metadata.block_size, shape)
 
 
 def _long_pieces(
@@ -278,10 +281,10 @@ def _long_pieces(
     pieces = []
     for start in range(0, query_len, tile):
         end = min(start + tile, query_len)
-        lengths = torch.tensor([length - query_len + end], device=table.device)
         tokens = slice(first_token + start, first_token + end)
+        lengths = [length - query_len + end]
         pieces.append(
-            _paged_piece(tokens, end - start, lengths, lengths, table, metadata.block_size, shape)
+            _paged_piece(tokens, end - start, lengths, None, table, metadata.block_size, shape)
         )
     return pieces
 
@@ -289,25 +292,25 @@ def _long_pieces(
 def _paged_piece(
     tokens: slice | torch.Tensor,
     query_len: int,
-    lengths: torch.Tensor,  # [rows] int64: positions up to here, the queries' own included
-    readable: torch.Tensor,  # [rows] int64: positions whose K and V are there
+    lengths: list[int],  # [rows] positions up to here, the queries' own included
+    padding: torch.Tensor | None,  # [rows] how many of the last positions hold nothing
     table: torch.Tensor,  # [rows, blocks]
     block_size: int,
     shape: _Shape,
 ) -> _Piece:
     """Slots to gather and mask to add, for rows of ``query_len`` queries each."""
-    device = lengths.device
-    first = torch.zeros_like(lengths)
-    if shape.window is not None:
-        first = (lengths - query_len - shape.window + 1).clamp_(min=0)
-        first = first // _KEY_BLOCK * _KEY_BLOCK
-    longest = int((lengths - first).max())
+    device = table.device
+    firsts = [_first_key(length, query_len, shape.window) for length in lengths]
+    longest = max(length - first for length, first in zip(lengths, firsts, strict=True))
     num_keys = _round_keys(longest)
+    first = torch.tensor(firsts, device=device)
+    end = torch.tensor(lengths, device=device)
     positions = first[:, None] + torch.arange(num_keys, device=device)  # [rows, num_keys]
-    safe = torch.minimum(positions, readable[:, None] - 1).clamp_(min=0)
+    last = end - 1 if padding is None else end - 1 - padding
+    safe = torch.minimum(positions, last[:, None]).clamp_(min=0)
     blocks = table.long().gather(1, safe // block_size)
     slots = (blocks * block_size + safe % block_size).flatten()
-    own = (lengths - query_len)[:, None] + torch.arange(query_len, device=device)  # query positions
+    own = (end - query_len)[:, None] + torch.arange(query_len, device=device)  # query positions
     hidden = positions[:, None, :] > own[:, :, None]  # [rows, query_len, num_keys]
     if shape.window is not None:
         hidden |= positions[:, None, :] <= own[:, :, None] - shape.window
@@ -318,4 +321,4 @@ def _paged_piece(
             mask.repeat_interleave(shape.group, dim=1), (0, 0, 0, _filler(query_len * shape.group))
         )
     mask = mask[:, None]  # [rows, 1, 1 or query_len * group, num_keys]
-    return _Piece(tokens, lengths.shape[0], query_len, num_keys, slots, mask)
+    return _Piece(tokens, len(lengths), query_len, num_keys, slots, mask)
