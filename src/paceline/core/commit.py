@@ -59,11 +59,24 @@ def commit(
     result = Committed()
     alive = (table.generation[output.rows] == output.generations) & ~table.finished[output.rows]
     _keep_prompt_logprobs(table, output)
+    if alive.any():
+        _commit_runs(table, kv, stats, output, alive, result)
+    ended = {ending.row for ending in result.endings}
     for row, generation, error in output.failed:
-        if table.generation[row] == generation and not table.finished[row]:
+        live = table.generation[row] == generation and not table.finished[row]
+        if live and row not in ended:  # a stop in the run before the failure came first
             result.endings.append(Ending(row, "error", error=error))
-    if not alive.any():
-        return result
+    return result
+
+
+def _commit_runs(
+    table: RowTable,
+    kv: KVCacheManager,
+    stats: EngineStats,
+    output: ModelRunnerOutput,
+    alive: BoolArray,
+    result: Committed,
+) -> None:
     rows = output.rows[alive].astype(np.int64)
     runs = _Runs(
         rows,
@@ -83,7 +96,6 @@ def commit(
         row = int(rows[i])
         result.streamed.append((table.sequence(row), runs.tokens[i, : runs.kept[i]].tolist()))
     _end_by_id_or_length(table, runs, by_id, result)
-    return result
 
 
 def _cut(table: RowTable, runs: _Runs, result: Committed) -> BoolArray:

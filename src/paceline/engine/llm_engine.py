@@ -116,6 +116,7 @@ class LLMEngine:
         self._check_open()
         try:
             events = self.core.step()
+            outputs = self._collect(events)
         except BaseException as error:
             dropped = len(self._requests)
             self._start()
@@ -127,7 +128,7 @@ class LLMEngine:
             ) from error
         if self._log_stats:
             self._stats_logger.tick()
-        return self._collect(events)
+        return outputs
 
     def _collect(self, events: StepEvents) -> list[RequestOutput]:
         now = time.monotonic()

@@ -98,27 +98,37 @@ class ModelRunner:
         drafts = np.minimum(drafts, state.max_total[rows] - count - 1).clip(min=0)
         if self._drafter is not None and drafts.any():
             drafts = self._drafter.propose(rows, count, drafts)
-        batch = build_pass(state, rows, count - 1, drafts + 1, discard=~state.active[rows])
+        runs, bad = self._verify(rows, count, drafts, result)
+        # A draft on which the model breaks may spoil the tokens before it: masked or not, its NaN
+        # lies in their attention's sums. Such rows are computed again as if nothing was drafted.
+        spoilt = bad.any(1) & (drafts > 0) & state.active[rows]
+        checked = np.where(spoilt, 0, drafts)
+        if spoilt.any():
+            again, bad_again = self._verify(rows[spoilt], count[spoilt], checked[spoilt], result)
+            runs[spoilt, :1], bad[spoilt, :1] = again, bad_again
+        guesses = state.history[rows[:, None], count[:, None] + np.arange(runs.shape[1] - 1)]
+        accepted = count_accepted(
+            torch.from_numpy(runs), torch.from_numpy(guesses), torch.from_numpy(checked)
+        ).numpy()
+        failed = bad[:, 0]  # rows with drafts are free of bad logits by now
+        counts = np.where(failed, 0, accepted + 1)
+        self._finish_rows(rows, runs, counts, failed, drafts, result)
+
+    def _verify(
+        self, rows: Int64Array, count: Int64Array, drafts: Int64Array, result: ModelRunnerOutput
+    ) -> tuple[Int64Array, BoolArray]:
+        """The target's own samples after each row's last token and after each of its drafts.
+
+        Returns [B, K] ids and where the logits behind them were not finite; entries of a row beyond
+        its drafts repeat its last.
+        """
+        discard = ~self.state.active[rows]
+        batch = build_pass(self.state, rows, count - 1, drafts + 1, discard=discard)
         logits = self._model.compute_logits(self._forward(batch))
         sampled, bad = self._sample(logits, batch, result)
-        # Ragged [N] to padded [B, K]: entry j of row i is its j-th sample.
-        width = int(drafts.max()) + 1
-        columns = np.minimum(np.arange(width), drafts[:, None])
+        columns = np.minimum(np.arange(int(drafts.max()) + 1), drafts[:, None])
         index = (batch.ends - drafts - 1)[:, None] + columns
-        runs = sampled[index]
-        guesses = state.history[rows[:, None], count[:, None] + np.arange(width - 1)]
-        accepted = count_accepted(
-            torch.from_numpy(runs), torch.from_numpy(guesses), torch.from_numpy(drafts)
-        ).numpy()
-        counts = accepted + 1
-        failed = bad[index].any(1) & state.active[rows]
-        self._fail(rows[failed], result)
-        self._report(rows, runs, counts, drafts, result)
-        self._advance(rows, runs, counts)
-
-    def _advance(self, rows: Int64Array, runs: Int64Array, counts: Int64Array) -> None:
-        live = self.state.active[rows]
-        self.state.advance(rows[live], runs[live], counts[live])
+        return sampled[index], bad[index]
 
     # ---- prefill ---------------------------------------------------------------------------------
 
@@ -146,10 +156,9 @@ class ModelRunner:
         logits = self._model.compute_logits(hidden[torch.from_numpy(last)])
         batch.token_rows, batch.token_positions = rows, batch.token_positions[last]
         tokens, bad = self._sample(logits, batch, result)
-        self._fail(rows[bad], result)
-        ones = np.ones(len(rows), np.int64)
-        self._report(rows, tokens[:, None], ones, ones - 1, result)
-        self._advance(rows, tokens[:, None], ones)
+        no_drafts = np.zeros(len(rows), np.int64)
+        counts = np.where(bad, no_drafts, 1)
+        self._finish_rows(rows, tokens[:, None], counts, bad, no_drafts, result)
 
     def _prompt_logprobs(
         self, row: int, start: int, hidden: torch.Tensor, result: ModelRunnerOutput
@@ -192,10 +201,24 @@ class ModelRunner:
                 )
         return ids, bad
 
-    def _fail(self, rows: Int64Array, result: ModelRunnerOutput) -> None:
-        for row in rows.tolist():
-            self.state.active[row] = False
-            result.failed.append((row, int(self.state.generation[row]), _NONFINITE))
+    def _finish_rows(
+        self,
+        rows: Int64Array,
+        runs: Int64Array,
+        counts: Int64Array,
+        failed: BoolArray,
+        drafts: Int64Array,
+        result: ModelRunnerOutput,
+    ) -> None:
+        """Report the active rows' runs and advance them; rows that failed do not go on."""
+        state = self.state
+        live = state.active[rows]
+        for row in rows[failed & live].tolist():
+            result.failed.append((row, int(state.generation[row]), _NONFINITE))
+        live &= counts > 0
+        self._report(rows, runs, counts, drafts, live, result)
+        state.advance(rows[live], runs[live], counts[live])
+        state.active[rows[failed]] = False
 
     def _report(
         self,
@@ -203,11 +226,11 @@ class ModelRunner:
         runs: Int64Array,
         counts: Int64Array,
         drafts: Int64Array,
+        live: BoolArray,
         result: ModelRunnerOutput,
     ) -> None:
         """Add the live rows' runs to the result."""
         state = self.state
-        live = state.active[rows]
         width = max(runs.shape[1], result.token_ids.shape[1])
         before = result.token_ids
         result.rows = np.concatenate([result.rows, rows[live].astype(np.int32)])
