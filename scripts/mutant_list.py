@@ -253,7 +253,14 @@ MUTANTS = [
         "worker/decode_state.py",
         "self.active[rows] &= ~stopped & (end < self.max_total[rows])",
         "self.active[rows] &= ~stopped",
-        (GREEDY, f"{COMMIT}::test_max_tokens_is_exact"),
+        (f"{COMMIT}::test_device_knows_stop_ids_and_lengths",),
+    ),
+    Mutant(
+        "row that met a stop id goes on on the device",
+        "worker/decode_state.py",
+        "self.active[rows] &= ~stopped & (end < self.max_total[rows])",
+        "self.active[rows] &= end < self.max_total[rows]",
+        (f"{COMMIT}::test_device_knows_stop_ids_and_lengths",),
     ),
     # ---- scheduling ----
     Mutant(

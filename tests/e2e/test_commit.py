@@ -80,6 +80,26 @@ def test_max_tokens_does_not_rest_on_the_device(models: Models, count: int) -> N
     assert engine.stats.num_generation_tokens - before == count
 
 
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_device_knows_stop_ids_and_lengths(models: Models, name: str, delay: int) -> None:
+    """Rows go inactive in the step that ends them, before the host has seen a result."""
+    engine = engine_with(models, name, delay=delay)
+    ids = one(engine, max_tokens=LONG, **GREEDY).outputs[0].token_ids
+    params = [
+        SamplingParams(max_tokens=9, **GREEDY),
+        SamplingParams(max_tokens=LONG, stop_token_ids=[ids[7]], **GREEDY),
+        SamplingParams(max_tokens=1, **GREEDY),
+    ]
+    state = engine.core.runner.state  # type: ignore[attr-defined]
+    add(engine, [PROMPT] * len(params), params)
+    while engine.core.has_work:
+        engine.step()
+        running = engine.core.scheduler.table.occupied
+        assert (state.active <= running).all()
+    assert not state.active.any()
+
+
 @pytest.mark.parametrize("room", [1, 2, K, K + 1, 12])
 def test_model_length_is_exact(models: Models, room: int) -> None:
     """Without max_tokens the context's end is the limit, and a drafter may not pass it."""
