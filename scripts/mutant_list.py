@@ -56,9 +56,9 @@ MUTANTS = [
         "noise position off by one, in verify passes only",
         "worker/model_runner.py",
         "        sampled, bad = self._sample(logits, batch, result)\n",
-        "        state.sampling.prompt_len -= int(drafts.any())\n"
+        "        self.state.sampling.prompt_len -= int(drafts.any())\n"
         "        sampled, bad = self._sample(logits, batch, result)\n"
-        "        state.sampling.prompt_len += int(drafts.any())\n",
+        "        self.state.sampling.prompt_len += int(drafts.any())\n",
         (SAME,),
     ),
     Mutant(

@@ -47,8 +47,8 @@ def copy_tree(target: Path) -> None:
 
 
 def run_tests(tree: Path, tests: tuple[str, ...]) -> tuple[int | None, str]:
-    """pytest's exit code (None: too slow) and the line that says what failed."""
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=no"]
+    """pytest's exit code (None: the change itself is broken) and the line that says what failed."""
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=line"]
     command = [sys.executable, "-m", "pytest", *options, "-m", "not slow and not model and not gpu"]
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -62,8 +62,10 @@ def run_tests(tree: Path, tests: tuple[str, ...]) -> tuple[int | None, str]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return None, f"no end within {TIMEOUT:.0f} s"
+        return FAILED, f"no end within {TIMEOUT:.0f} s"
     lines = done.stdout.strip().splitlines()
+    if "NameError" in done.stdout:
+        return None, "the new text uses a name that is not there"
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     last = (failed or lines or done.stderr.strip().splitlines() or [""])[-1 if not failed else 0]
     return done.returncode, last.removeprefix("FAILED ").split(" - ")[0]
@@ -91,7 +93,7 @@ def try_mutant(mutant: Mutant) -> tuple[str, str, float]:
         except (ValueError, SyntaxError) as error:
             return "invalid", str(error), 0.0
         code, line = run_tests(tree, mutant.tests)
-    verdict = {PASSED: "survived", FAILED: "killed", None: "killed"}.get(code, "invalid")
+    verdict = {PASSED: "survived", FAILED: "killed"}.get(code, "invalid")
     return verdict, line, time.monotonic() - start
 
 

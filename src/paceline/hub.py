@@ -180,7 +180,10 @@ def _explain(name: str, error: Exception) -> ConfigError:
             "hint: free space there or set HF_HOME to another disk"
         )
     cause = str(error).removeprefix("Got: ").partition("\n")[0] or type(error).__name__
-    return ConfigError(f"`{name}` could not be fetched from {endpoint}: {cause}. hint: {_WAYS_OUT}")
+    return ConfigError(
+        f"`{name}` is no directory in {Path.cwd()}, and could not be fetched from {endpoint}: "
+        f"{cause}. hint: {_WAYS_OUT}"
+    )
 
 
 def _is_network(error: OSError) -> bool:

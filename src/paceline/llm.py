@@ -8,12 +8,14 @@ outputs = llm.generate(["def quicksort("], SamplingParams(max_tokens=128))
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import numbers
+import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from os import PathLike
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -44,7 +46,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | PathLike[str],
+        model: str | os.PathLike[str],
         *,
         policy: DraftLengthPolicy | None = None,
         disable_log_stats: bool = False,
@@ -54,9 +56,11 @@ class LLM:
         config = EngineArgs.from_kwargs(model=model, **engine_args).resolve()
         self.engine = LLMEngine(config, policy=policy, log_stats=not disable_log_stats)
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._numbers = itertools.count()
         # Where outputs of running requests go; one list for all requests of one call.
         self._inboxes: dict[str, list[RequestOutput]] = {}
+        self._dropped: deque[Request] = deque()  # left by their callers, not yet ended
 
     # ---- generation ------------------------------------------------------------------------------
 
@@ -76,7 +80,7 @@ class LLM:
         """
         listed = _as_list(prompts)
         params = self._params_for(len(listed), sampling_params)
-        with self._lock:
+        with self._locked():
             requests = [
                 self.engine.make_request(str(next(self._numbers)), prompt, sampling)
                 for prompt, sampling in zip(listed, params, strict=True)
@@ -121,11 +125,11 @@ class LLM:
         """
         sampling = self._params_for(1, sampling_params)[0]
         inbox: list[RequestOutput] = []
-        with self._lock:
+        with self._locked():
             number = str(next(self._numbers))
             request = self.engine.make_request(number, prompt, sampling, stream=True)
-            self._add(request, inbox)
         try:
+            self._add([request], inbox)
             finished = False
             while not finished:
                 for output in self._receive(inbox, [request]):
@@ -137,30 +141,41 @@ class LLM:
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         inbox: list[RequestOutput] = []
         finished: dict[str, RequestOutput] = {}
-        with self._lock:
-            for request in requests:
-                self._add(request, inbox)
-        progress = _Progress(self.engine.stats, len(requests), use_tqdm)
         try:
-            while len(finished) < len(requests):
-                for output in self._receive(inbox, requests):
-                    finished[output.request_id] = output
-                progress.show(len(finished))
+            self._add(requests, inbox)
+            with _Progress(self.engine.stats, len(requests), use_tqdm) as progress:
+                while len(finished) < len(requests):
+                    for output in self._receive(inbox, requests):
+                        finished[output.request_id] = output
+                    progress.show(len(finished))
         finally:
-            progress.close()
             self._drop(requests)
         return [finished[request.request_id] for request in requests]
 
-    def _add(self, request: Request, inbox: list[RequestOutput]) -> None:
-        self.engine.add_request(request)
-        self._inboxes[request.request_id] = inbox
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The engine, for one thread of the process that made it."""
+        if os.getpid() != self._process:
+            raise EngineError(
+                f"this LLM belongs to process {self._process}, and a forked child cannot use it. "
+                "hint: make a new LLM in the child, or start it by spawning"
+            )
+        with self._lock:
+            self._end_dropped()
+            yield
+
+    def _add(self, requests: list[Request], inbox: list[RequestOutput]) -> None:
+        with self._locked():
+            for request in requests:
+                self._inboxes[request.request_id] = inbox
+                self.engine.add_request(request)
 
     def _receive(self, inbox: list[RequestOutput], owners: list[Request]) -> list[RequestOutput]:
         """Empty an inbox, after one more step if nothing lies in it.
 
         A step serves all callers: whoever runs it leaves the others' outputs in their inboxes.
         """
-        with self._lock:
+        with self._locked():
             if not inbox:
                 if owners[-1].request_id not in self._inboxes:
                     raise EngineError("requests were dropped: the engine was closed or failed")
@@ -178,11 +193,24 @@ class LLM:
             return received
 
     def _drop(self, requests: list[Request]) -> None:
-        """Forget requests, ending those that still run."""
-        with self._lock:
-            for request in requests:
-                if self._inboxes.pop(request.request_id, None) is not None and not request.finished:
-                    self.engine.abort_request(request.request_id)
+        """Forget requests, ending those that still run; at once, or before the next step.
+
+        May be called by the garbage collector, on an abandoned stream, in the middle of a step of
+        this very thread. So it waits for nothing.
+        """
+        self._dropped.extend(requests)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end_dropped()
+            finally:
+                self._lock.release()
+
+    def _end_dropped(self) -> None:
+        """End what ``_drop`` was given. The caller holds the lock."""
+        while self._dropped:
+            request = self._dropped.popleft()
+            if self._inboxes.pop(request.request_id, None) is not None and not request.finished:
+                self.engine.abort_request(request.request_id)
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
@@ -214,7 +242,7 @@ class LLM:
 
     def close(self) -> None:
         """Free weights and KV pool; later calls raise EngineError. May be called twice."""
-        with self._lock:
+        with self._locked():
             self.engine.close()
             self._inboxes.clear()
 
@@ -253,7 +281,10 @@ class _Progress:
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(finished - self._bar.n)
 
-    def close(self) -> None:
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._bar.close()
 
 
@@ -261,8 +292,14 @@ def _as_list(prompts: Any) -> list[Prompt]:
     """One prompt or several, as a list."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence):
-        prompts = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"prompts cannot be of type {type(prompts).__name__}. hint: pass a text, token ids, or "
+            "a list of prompts"
+        )
+    prompts = list(prompts)
     if not prompts:
         raise RequestError("no prompts given. hint: pass at least one")
     if isinstance(prompts[0], numbers.Integral):

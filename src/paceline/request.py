@@ -104,12 +104,14 @@ class Request:
     first_token_time: float | None = None
     finished_time: float | None = None
     sequences: list[Sequence] = field(init=False)
+    num_unfinished: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_token_ids = np.ascontiguousarray(self.prompt_token_ids, np.int32)
         self.sequences = [
             Sequence(self, index, self.prompt_token_ids) for index in range(self.sampling.n)
         ]
+        self.num_unfinished = len(self.sequences)
 
     @property
     def prompt_len(self) -> int:
@@ -117,7 +119,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return all(sequence.finished for sequence in self.sequences)
+        return self.num_unfinished == 0
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

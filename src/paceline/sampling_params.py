@@ -8,6 +8,7 @@ model (token ids beyond the vocabulary, ``max_tokens`` beyond the context) is ch
 
 from __future__ import annotations
 
+import copy
 import difflib
 import math
 import numbers
@@ -18,6 +19,24 @@ from paceline.errors import RequestError
 
 GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
 MAX_N = 16384
+# Known from vLLM, without a counterpart here: said so instead of a guess at a misspelling.
+_ONLY_VLLM = (
+    "allowed_token_ids",
+    "bad_words",
+    "best_of",
+    "detokenize",
+    "early_stopping",
+    "extra_args",
+    "flat_logprobs",
+    "guided_decoding",
+    "length_penalty",
+    "logits_processors",
+    "output_kind",
+    "spaces_between_special_tokens",
+    "structured_outputs",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+)
 
 
 @dataclass(slots=True)
@@ -61,6 +80,10 @@ class SamplingParams:
         # The generated __init__ would answer a misspelt name with a bare TypeError.
         known = cls.__match_args__
         for name in kwargs:
+            if name in _ONLY_VLLM:
+                raise RequestError(
+                    f"vLLM's sampling parameter `{name}` is not supported. hint: leave it out"
+                )
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean `{close[0]}`?" if close else f"known are: {', '.join(known)}"
@@ -69,6 +92,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self.validate()
+
+    def clone(self) -> SamplingParams:
+        """An independent copy."""
+        return copy.deepcopy(self)
 
     def validate(self) -> None:
         """Check and normalise every field.

@@ -154,7 +154,7 @@ def test_results_of_an_earlier_owner_of_a_row_are_dropped(models: Models, name: 
     for step in range(4):
         for _ in range(2 + step % 2):
             found.update({o.request_id: o for o in engine.step() if o.finished})
-        engine.abort_request(str(step))
+        found |= {o.request_id: o for o in engine.abort_request(str(step))}
     found |= drain(engine)
     aborted = [n for n in found if found[n].outputs[0].finish_reason == "abort"]
     assert len(aborted) > 1

@@ -21,6 +21,7 @@ from paceline.errors import PacelineError
 
 # command -> what it does; its module is paceline.cli.<command>, with run(argv) -> exit status
 COMMANDS = {
+    "demo": "the whole story in a minute, with the tiny pair in the package",
     "generate": "complete prompts from arguments, a file or standard input",
     "check": "find every fault and show the memory plan; loads nothing",
 }
@@ -44,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean `{close[0]}`?" if close else f"commands: {', '.join(COMMANDS)}"
         print_error(f"unknown command `{name}`. hint: {hint}")
         return 2
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may not know every character
+    if not _prepare_streams():
+        return 2
     try:
         status: int = importlib.import_module(f"paceline.cli.{name}").run(arguments[1:])
         sys.stdout.flush()
@@ -54,11 +55,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
+    except OSError as error:
         # What is still buffered would fail again, loudly, when the interpreter flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OUTPUT_CLOSED
+        if isinstance(error, BrokenPipeError):
+            return OUTPUT_CLOSED
+        print_error(f"output or input failed: {error}")
+        return 1
     return status
+
+
+def _prepare_streams() -> bool:
+    """Make standard output and error usable; False, with a message, if there is no output."""
+    if sys.stderr is None:  # closed by the caller
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  open for the rest of the process
+    if sys.stdout is None:
+        print_error("standard output is closed. hint: redirect it to a file or /dev/null")
+        return False
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may not know every character
+    return True
 
 
 def print_error(message: str) -> None:

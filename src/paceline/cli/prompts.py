@@ -2,12 +2,13 @@
 
 A file has one prompt a line, or is JSON lines: objects with ``prompt`` (a text),
 ``prompt_token_ids`` or ``messages`` (a chat). Sampling parameters beside it hold for that line;
-other keys are ignored.
+other keys are ignored, unless they look like a misspelt one.
 Must not know the engine.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -43,8 +44,12 @@ class PromptItem:
         return PromptItem(messages=[message], sampling=self.sampling)
 
 
-def read_prompts(lines: Iterable[str], source: str) -> list[PromptItem]:
-    """Prompts of a file; blank lines are skipped. The first line tells which form it has.
+def read_prompts(
+    lines: Iterable[str], source: str, *, json_lines: bool | None = None
+) -> list[PromptItem]:
+    """Prompts of a file; blank lines are skipped.
+
+    json_lines: which of the two forms it has; None: the first line tells.
 
     Raises:
         RequestError: it is not UTF-8, or a JSON line is malformed, with its number.
@@ -53,7 +58,9 @@ def read_prompts(lines: Iterable[str], source: str) -> list[PromptItem]:
         numbered = [(n, line.rstrip("\r\n")) for n, line in enumerate(lines, 1) if line.strip()]
     except UnicodeDecodeError as error:
         raise RequestError(f"{source} cannot be read as text: {error}") from error
-    if not numbered or not _is_json_lines(numbered[0][1]):
+    if json_lines is None:
+        json_lines = bool(numbered) and _is_json_lines(numbered[0][1])
+    if not json_lines:
         return [PromptItem(text=line) for _, line in numbered]
     return [_parse(line, f"{source}, line {number}") for number, line in numbered]
 
@@ -66,9 +73,11 @@ def read_prompt_file(path: Path) -> list[PromptItem]:
     """
     try:
         with path.open(encoding="utf-8-sig") as file:
-            return read_prompts(file, str(path))
+            named_so = path.suffix.lower() == ".jsonl"
+            return read_prompts(file, str(path), json_lines=True if named_so else None)
     except OSError as error:
-        raise RequestError(f"the prompt file `{path}` cannot be read: {error}") from error
+        cause = error.strerror or error
+        raise RequestError(f"the prompt file `{path}` cannot be read: {cause}") from error
 
 
 def _is_json_lines(line: str) -> bool:
@@ -92,5 +101,12 @@ def _parse(line: str, where: str) -> PromptItem:
     field_name, due, name_of_due = _KINDS[kind]
     if not isinstance(value[kind], due):
         raise RequestError(f"{where}: `{kind}` must be {name_of_due}, got {value[kind]!r}")
+    for name in value:
+        if name != kind and name not in _SAMPLING:
+            close = difflib.get_close_matches(name, _SAMPLING, n=1, cutoff=0.75)
+            if close:
+                raise RequestError(
+                    f"{where}: `{name}` is no sampling parameter. hint: did you mean `{close[0]}`?"
+                )
     sampling = {name: value[name] for name in value if name in _SAMPLING}
     return PromptItem(**{field_name: value[kind]}, sampling=sampling)

@@ -101,7 +101,7 @@ class Scheduler:
             raise RequestError(
                 f"the prompt has {count} tokens, but max_model_len is "
                 f"{self.config.max_model_len} and one place is needed for output. hint: shorten "
-                "the prompt or raise max_model_len"
+                "the prompt, or raise max_model_len if the model allows more"
             )
         if count > capacity:
             raise RequestError(
@@ -196,6 +196,11 @@ class Scheduler:
             num_context_tokens=int(self.table.num_tokens[rows].sum()),
         )
         choice = self.policy.choose(load)
+        if not 0 <= choice.k <= self.policy.max_k:
+            raise ValueError(
+                f"{type(self.policy).__name__} chose k = {choice.k}, outside 0 to its max_k "
+                f"{self.policy.max_k}"
+            )
         k, out.k_reason = choice.k, choice.reason
         if len(rows) and k:
             budget = self.config.max_num_batched_tokens
@@ -542,6 +547,7 @@ class Scheduler:
             self.kv.release(row)
             self._freed_rows.append(row)
         sequence.status = SequenceStatus.FINISHED
+        sequence.request.num_unfinished -= 1
         sequence.finish_reason = ending.finish_reason
         sequence.stop_reason = ending.stop_reason
         sequence.error = ending.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 import time
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,8 @@ class Admission:
             raise RequestError(
                 f"sampling_params must be a SamplingParams, got {type(sampling).__name__}"
             )
-        sampling.validate()
+        # A checked copy: what the caller does to its own later concerns no running request.
+        sampling = dataclasses.replace(sampling)
         text, ids = self._tokenise(prompt)
         self._check_sampling(sampling)
         return Request(

@@ -75,6 +75,7 @@ class LLMEngine:
     @property
     def stats(self) -> EngineStats:
         """Totals since the start."""
+        self._check_open()
         return self.core.scheduler.stats
 
     @property
@@ -101,11 +102,16 @@ class LLMEngine:
         self.core.scheduler.add_request(request)
         self._requests[request.request_id] = request
 
-    def abort_request(self, request_id: str) -> None:
-        """End a request and free its blocks. An unknown id may have ended, and is ignored."""
+    def abort_request(self, request_id: str) -> list[RequestOutput]:
+        """End a request and free its blocks; its output so far, nothing if the id is unknown.
+
+        Unknown is no error: the request may just have ended.
+        """
         request = self._requests.get(request_id)
-        if request is not None:
-            self.core.scheduler.abort(request)
+        if request is None:
+            return []
+        self.core.scheduler.abort(request)
+        return self._collect(self.core.scheduler.take_events())
 
     def step(self) -> list[RequestOutput]:
         """Run one step; outputs of requests that finished, and of streaming ones that grew.

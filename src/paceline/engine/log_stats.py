@@ -52,5 +52,7 @@ class StatsLogger:
         if scheduler.policy.max_k:
             accepted = now.num_accepted_tokens - before.num_accepted_tokens
             share = f"{accepted / proposed:.1%}" if proposed else "none proposed"
-            text += f", acceptance {share}, k {now.last_k} ({now.last_k_reason})"
+            text += f", acceptance {share}"
+            if now.num_decode_passes > before.num_decode_passes:
+                text += f", k {now.last_k} ({now.last_k_reason})"
         return text

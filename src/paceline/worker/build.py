@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
+import torch
+
 from paceline.attention.selector import select_backend
 from paceline.config import EngineConfig, ModelConfig, SpeculativeConfig
 from paceline.distributed.tp_group import SingleProcessGroup
@@ -15,6 +19,8 @@ from paceline.worker.kv_cache import KVCache, allocate_kv_caches
 from paceline.worker.model_runner import ModelRunner
 from paceline.worker.ngram_drafter import NgramDrafter
 
+logger = logging.getLogger(__name__)
+
 
 def build_runner(config: EngineConfig, max_k: int) -> ModelRunner:
     """Load weights and allocate what a runner needs.
@@ -22,6 +28,11 @@ def build_runner(config: EngineConfig, max_k: int) -> ModelRunner:
     max_k: the largest draft length a policy may choose. Raises ConfigError (files that do not fit
     their configuration) or CapacityError (no memory for the KV pool).
     """
+    logger.info(
+        "CPU threads: %d. OMP_NUM_THREADS sets them; where other work keeps the cores busy, fewer "
+        "are faster",
+        torch.get_num_threads(),
+    )
     model, kv_caches = _load(config, config.model)
     scheduler = config.scheduler
     state = DecodeState(

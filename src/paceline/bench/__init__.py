@@ -1,0 +1,1 @@
+"""Measuring engines: what a run took, what it committed, what was accepted."""
