@@ -130,7 +130,7 @@ MUTANTS = [
     Mutant(
         "no catch-up in the scheduler",
         "core/scheduler.py",
-        "            self._catch_up_decode_rows(out, catch_ups)\n",
+        "            catch_up.add_decode_rows(out)\n",
         "            self.table.draft_lag[:] = 0\n",
         (f"{SELF}::test_after_twenty_idle_steps_of_a_policy_of_ones_own",),
     ),

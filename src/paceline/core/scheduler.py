@@ -20,6 +20,7 @@ import numpy as np
 
 from paceline.arrays import Int64Array
 from paceline.config import CacheConfig, SchedulerConfig
+from paceline.core.catch_up import READY_LAG, CatchUp
 from paceline.core.commit import Ending, commit
 from paceline.core.kv_cache_manager import KVCacheManager, Prefix
 from paceline.core.rows import RowTable
@@ -28,9 +29,6 @@ from paceline.core.step import ModelRunnerOutput, NewRow, SchedulerOutput
 from paceline.errors import RequestError
 from paceline.request import Request, Sequence, SequenceStatus, derive_seed
 from paceline.spec.policy import DraftLengthPolicy, Load
-
-# A drafting round feeds the drafter the last two committed tokens, so KV of these may be missing.
-_READY_LAG = 2
 
 
 @dataclass(slots=True)
@@ -161,15 +159,14 @@ class Scheduler:
                 return out
             rows, drafts = placed
             self._emit_decode(out, rows, drafts)
-        drafting = k > 0 and self._drafter_has_kv
-        catch_ups: list[tuple[int, int, int]] = []
-        if drafting:
-            self._catch_up_decode_rows(out, catch_ups)
-        self._schedule_prefill(out, catch_ups, drafting)
-        if catch_ups:
-            columns = np.array(catch_ups, np.int64).T
-            self.kv.record_drafter_fill(columns[0], columns[1], columns[2])
-            out.catch_up_rows, out.catch_up_starts, out.catch_up_ends = columns.astype(np.int32)
+        catch_up = None
+        if k > 0 and self._drafter_has_kv:
+            budget = self.config.max_num_batched_tokens
+            catch_up = CatchUp(self.table, self.stats, budget, self._drafter_context)
+            catch_up.add_decode_rows(out)
+        self._schedule_prefill(out, catch_up)
+        if catch_up is not None:
+            catch_up.emit(out, self.kv)
         if not out.is_empty:
             self._launch(out)
         elif self._close_static_batch():
@@ -230,7 +227,7 @@ class Scheduler:
         at_most = table.num_tokens[rows] + table.in_flight_max[rows]
         drafts = np.minimum(drafts, self._drafter_context - at_most)
         if self._drafter_has_kv:
-            drafts[table.draft_lag[rows] > _READY_LAG] = 0
+            drafts[table.draft_lag[rows] > READY_LAG] = 0
         at_least: Int64Array = np.maximum(drafts, 0)
         return at_least
 
@@ -330,59 +327,19 @@ class Scheduler:
         table.in_flight_max[rows] += drafts + 1
         table.in_flight_min[rows] += 1
         if self._drafter_has_kv:
-            table.draft_lag[rows] = np.where(drafts > 0, _READY_LAG, table.draft_lag[rows] + 1)
-
-    # ---- drafter catch-up -----------------------------------------------------------------------
-
-    def _catch_up_decode_rows(
-        self, out: SchedulerOutput, catch_ups: list[tuple[int, int, int]]
-    ) -> None:
-        """Compute the drafter KV that decode rows missed while they did not draft."""
-        table = self.table
-        behind = table.decoding & ~table.finished & (table.draft_lag > _READY_LAG)
-        behind &= table.num_tokens + table.in_flight_min < table.max_total
-        left = self.config.max_num_batched_tokens - out.num_batched_tokens
-        for row in table.rows_in_order(behind).tolist():
-            start, known = int(table.draft_filled[row]), int(table.num_tokens[row])
-            if known >= self._drafter_context:
-                continue
-            end = min(known, start + left)
-            if end <= start:
-                continue
-            catch_ups.append((row, start, end))
-            left -= end - start
-            out.num_batched_tokens += end - start
-            self.stats.num_catch_up_tokens += end - start
-            table.draft_filled[row] = end
-            table.draft_lag[row] = known + table.in_flight_max[row] - end
-
-    def _catch_up_prefill(self, row: int, start: int, end: int, left: int) -> tuple[int, int]:
-        """Drafter's part of a prefill chunk [start, end): its end, and what counts as catch-up.
-
-        In lockstep with the target it is free of the budget; tokens it had missed before are not.
-        """
-        table = self.table
-        filled = int(table.draft_filled[row])
-        gap = max(0, start - filled)
-        to = min(end if gap <= left else filled + left, self._drafter_context)
-        if to <= filled:
-            return filled, 0
-        table.draft_filled[row] = to
-        return to, min(gap, to - filled)
+            table.draft_lag[rows] = np.where(drafts > 0, READY_LAG, table.draft_lag[rows] + 1)
 
     # ---- prefill --------------------------------------------------------------------------------
 
-    def _schedule_prefill(
-        self, out: SchedulerOutput, catch_ups: list[tuple[int, int, int]], drafting: bool
-    ) -> None:
+    def _schedule_prefill(self, out: SchedulerOutput, catch_up: CatchUp | None) -> None:
         """Prefill chunks of running rows, then admissions, first come first served."""
         table = self.table
         chunks: list[tuple[int, int, int]] = []
         filling = table.rows_in_order(table.occupied & ~table.decoding & ~table.finished)
         for row in filling.tolist():
-            self._add_chunk(out, chunks, catch_ups, row, drafting)
+            self._add_chunk(out, chunks, catch_up, row)
         while self._budget_left(out) > 0 and (admitted := self._admit_next(out)) is not None:
-            self._add_chunk(out, chunks, catch_ups, admitted, drafting)
+            self._add_chunk(out, chunks, catch_up, admitted)
         if not chunks:
             return
         columns = np.array(chunks, np.int64).T
@@ -403,9 +360,8 @@ class Scheduler:
         self,
         out: SchedulerOutput,
         chunks: list[tuple[int, int, int]],
-        catch_ups: list[tuple[int, int, int]],
+        catch_up: CatchUp | None,
         row: int,
-        drafting: bool,
     ) -> None:
         table = self.table
         start, goal = int(table.num_computed[row]), int(table.prefill_end[row])
@@ -419,13 +375,8 @@ class Scheduler:
         # Every pass writes K and V before it reads, so later rows of this pass may share the
         # blocks.
         self.kv.register_full_blocks(row, end)
-        if drafting:
-            filled = int(table.draft_filled[row])
-            to, counted = self._catch_up_prefill(row, start, end, self._budget_left(out))
-            if to > filled:
-                catch_ups.append((row, filled, to))
-                out.num_batched_tokens += counted
-                self.stats.num_catch_up_tokens += counted
+        if catch_up is not None:
+            catch_up.add_prefill_chunk(out, row, start, end)
 
     def _admit_next(self, out: SchedulerOutput) -> int | None:
         """Give the first waiting sequence a row if everything it needs is there."""
