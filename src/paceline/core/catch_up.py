@@ -1,8 +1,9 @@
 """The drafter's missing KV, and the work of a step that fills it.
 
 A drafter that did not draft for a while (k was 0, or a prefix hit brought only the target's KV)
-lacks KV for tokens in between: the gap. It is filled by the drafter's own prefill over known tokens,
-chunked under the token budget. Works on the row table's ``draft_filled`` and ``draft_lag``; no tensors.
+lacks KV for tokens in between: the gap. It is filled by the drafter's own prefill over known
+tokens, chunked under the token budget. Works on the row table's ``draft_filled`` and
+``draft_lag``; no tensors.
 """
 
 from __future__ import annotations
