@@ -169,3 +169,31 @@ def test_needs_the_standard_library_only() -> None:
         "assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seed": 10**5000},
+        {"temperature": 10**5000},
+        {"logit_bias": {"1" * 5000: 1.0}},
+        {"max_tokens": -(10**5000)},
+    ],
+)
+def test_numbers_of_thousands_of_digits_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=next(iter(wrong))):
+        SamplingParams(**wrong)
+
+
+def test_a_clone_is_independent() -> None:
+    params = SamplingParams(stop=["a"], logit_bias={3: 1.0}, seed=5)
+    copied = params.clone()
+    assert copied == params
+    assert isinstance(params.stop, list)
+    params.stop.append("b")
+    assert copied.stop == ["a"]
+
+
+def test_parameters_that_only_vllm_has_are_named_as_such() -> None:
+    with pytest.raises(RequestError, match=r"vLLM's sampling parameter `best_of` is not supported"):
+        SamplingParams(best_of=2)  # type: ignore[call-arg]

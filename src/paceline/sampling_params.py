@@ -186,7 +186,7 @@ def _number(name: str, value: object, low: float, high: float = math.inf) -> flo
         result = math.inf
     if not math.isfinite(result) or not low <= result <= high:
         limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise RequestError(f"`{name}` must be finite and {limits}, got {value!r}")
+        raise RequestError(f"`{name}` must be finite and {limits}, got {_shown(value)}")
     return result
 
 
@@ -197,8 +197,15 @@ def _integer(name: str, value: object, low: int, high: int | None = None) -> int
     result = int(value)
     if result < low or (high is not None and result > high):
         limits = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise RequestError(f"`{name}` must be {limits}, got {result}")
+        raise RequestError(f"`{name}` must be {limits}, got {_shown(result)}")
     return result
+
+
+def _shown(value: object) -> str:
+    """A value as text; Python refuses to print integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)
 
 
 def _strings(name: str, value: object) -> list[str]:
@@ -228,7 +235,7 @@ def _bias(value: object) -> dict[int, float] | None:
     result: dict[int, float] = {}
     for key, bias in value.items():
         # JSON has only string keys, so OpenAI clients send {"123": -100}.
-        is_text = isinstance(key, str) and key.isascii() and key.isdigit()
+        is_text = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20
         token_id = _integer("logit_bias", int(key) if is_text else key, 0)
         result[token_id] = _number("logit_bias", bias, -100.0, 100.0)
     return result or None

@@ -428,3 +428,23 @@ def test_no_effect_table_has_flags_of_both_kinds() -> None:
         "compilation_config": {},
     }
     assert set(flags.given(namespace, "engine")) <= set(NO_EFFECT)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "a", "max_tokenz": 5}', "line 1: `max_tokenz` is no sampling parameter"),
+        ("not json", "line 1 is not valid JSON"),
+    ],
+)
+def test_mistakes_in_json_lines_are_not_ignored(
+    llm: type[ScriptedLLM],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    message: str,
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(line)
+    assert main.main(["generate", "m", "--file", str(file)]) == 1
+    assert message in capsys.readouterr().err
