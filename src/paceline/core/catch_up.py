@@ -25,8 +25,11 @@ class CatchUp:
     context: tokens the drafter can reach; nothing is computed beyond.
     """
 
-    def __init__(self, table: RowTable, stats: EngineStats, budget: int, context: int) -> None:
+    def __init__(
+        self, table: RowTable, kv: KVCacheManager, stats: EngineStats, budget: int, context: int
+    ) -> None:
         self._table = table
+        self._kv = kv
         self._stats = stats
         self._budget = budget
         self._context = context
@@ -41,7 +44,9 @@ class CatchUp:
             start, known = int(table.draft_filled[row]), int(table.num_tokens[row])
             if known >= self._context:
                 continue
-            end = min(known, start + self._budget - out.num_batched_tokens)
+            # While a static batch forms, a row's last token may have no block yet.
+            slots = int(table.num_blocks[row]) * self._kv.block_size
+            end = min(known, slots, start + self._budget - out.num_batched_tokens)
             if end > start:
                 self._add(out, row, end, counted=end - start)
                 table.draft_lag[row] = known + table.in_flight_max[row] - end
@@ -64,11 +69,11 @@ class CatchUp:
         out.num_batched_tokens += counted
         self._stats.num_catch_up_tokens += counted
 
-    def emit(self, out: SchedulerOutput, kv: KVCacheManager) -> None:
+    def emit(self, out: SchedulerOutput) -> None:
         """Put the ranges into the step and note what their blocks will hold."""
         if self._ranges:
             rows, starts, ends = np.array(self._ranges, np.int64).T
-            kv.record_drafter_fill(rows, starts, ends)
+            self._kv.record_drafter_fill(rows, starts, ends)
             out.catch_up_rows = rows.astype(np.int32)
             out.catch_up_starts = starts.astype(np.int32)
             out.catch_up_ends = ends.astype(np.int32)

@@ -162,11 +162,11 @@ class Scheduler:
         catch_up = None
         if k > 0 and self._drafter_has_kv:
             budget = self.config.max_num_batched_tokens
-            catch_up = CatchUp(self.table, self.stats, budget, self._drafter_context)
+            catch_up = CatchUp(self.table, self.kv, self.stats, budget, self._drafter_context)
             catch_up.add_decode_rows(out)
         self._schedule_prefill(out, catch_up)
         if catch_up is not None:
-            catch_up.emit(out, self.kv)
+            catch_up.emit(out)
         if not out.is_empty:
             self._launch(out)
         elif self._close_static_batch():
