@@ -81,8 +81,7 @@ def test_thousand_requests_with_aborts_leave_every_block_free(delay: int) -> Non
     assert aborted
 
 
-# The same examples in every run, so that a failure is the change's.
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     num_blocks=st.integers(25, 60),
