@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+# What a row on a GPU has room for; requests with more are refused there.
+GPU_MAX_STOP_IDS = 64  # the model's own end-of-text ids among them
+GPU_MAX_LOGIT_BIAS = 1024
+
 
 @dataclass(frozen=True)
 class ModelArch:
@@ -72,6 +76,9 @@ class CacheConfig:
     block_size: int
     num_blocks: int  # usable blocks; the null block comes on top
     enable_prefix_caching: bool = True
+    # Above 0: num_blocks is an estimate; the pool takes what start-up leaves of this share of
+    # the GPU's memory.
+    gpu_memory_utilization: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,8 @@ class EngineConfig:
     cache: CacheConfig
     scheduler: SchedulerConfig
     speculative: SpeculativeConfig | None
-    device: str = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
+    enforce_eager: bool = False  # no captured graphs on a GPU
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()  # union of config, generation config and tokenizer
     default_sampling: dict[str, Any] = field(default_factory=dict)  # from generation_config.json

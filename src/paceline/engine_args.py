@@ -38,22 +38,28 @@ class EngineArgs:
     skip_tokenizer_init: bool = _argument(False, "token ids in, token ids out; no tokenizer")
     dtype: str = _argument(
         "auto",
-        "auto is bfloat16 where the CPU has it natively, else float32",
+        "auto is bfloat16 on a GPU and where the CPU has it natively, else float32",
         ("auto", "float32", "float", "bfloat16", "float16", "half"),
     )
-    device: str = _argument("auto", "where the model runs", ("auto", "cpu"))
+    device: str = _argument(
+        "auto", "where the model runs: auto is the GPU if there is one", ("auto", "cpu", "cuda")
+    )
     seed: int = _argument(0, "what seeds of requests without one are derived from")
     max_model_len: int | None = _argument(
         None, "prompt + output of one sequence (default: what the model and the KV pool allow)"
     )
     max_num_seqs: int = _argument(256, "sequences running at a time")
     max_num_batched_tokens: int | None = _argument(
-        None, "token budget of a step (default: 2048, raised to max_num_seqs * (k + 1))"
+        None,
+        "token budget of a step (default: 8192 on a GPU, 2048 on a CPU, raised to max_num_seqs * "
+        "(k + 1))",
     )
     block_size: int = _argument(16, "tokens a KV block holds")
     gpu_memory_utilization: float = _argument(0.9, "share of GPU memory to use; no effect on a CPU")
     kv_cache_memory_bytes: int | None = _argument(
-        None, "bytes of the KV pool (default: the smaller of 4 GiB and 40% of free memory)"
+        None,
+        "bytes of the KV pool (default: what gpu_memory_utilization leaves; on a CPU the smaller "
+        "of 4 GiB and 40% of free memory)",
     )
     num_gpu_blocks_override: int | None = _argument(None, "blocks of the KV pool; wins over bytes")
     preemption_mode: str = _argument(

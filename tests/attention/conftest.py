@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.attention.backend import AttentionBackend, AttentionMetadata
+from paceline.attention.backend import AttentionBackend, AttentionMetadata, HeadShape
 
 
 @dataclass
@@ -25,19 +25,32 @@ class RandomPass:
     window: int | None
 
     def run(self, backend: AttentionBackend) -> torch.Tensor:
-        """The backend's output, on copies of the caches."""
+        """The backend's output [N, heads, head_dim], on copies of the caches."""
+        return self.run_on(backend, self.key_cache.clone(), self.value_cache.clone())
+
+    def run_on(
+        self, backend: AttentionBackend, key_cache: torch.Tensor, value_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """The same on these caches, in the backend's own layout."""
+        count, heads, head_dim = self.query.shape
+        shape = HeadShape(
+            num_heads=heads,
+            num_kv_heads=self.key.shape[1],
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            sliding_window=self.window,
+            head_norm=None,
+            eps=1e-6,
+        )
+        unturned = (
+            self.query.new_ones(count, 1, head_dim),
+            self.query.new_zeros(count, 1, head_dim),
+        )
+        fused = torch.cat((self.query, self.key, self.value), dim=1).flatten(1)
         backend.prepare(self.metadata)
         with torch.inference_mode():
-            return backend.forward(
-                self.query,
-                self.key,
-                self.value,
-                self.key_cache.clone(),
-                self.value_cache.clone(),
-                self.metadata,
-                self.query.shape[2] ** -0.5,
-                self.window,
-            )
+            out = backend.attend(fused, shape, unturned, key_cache, value_cache, self.metadata)
+        return out.view(count, heads, head_dim)
 
 
 def make_pass(

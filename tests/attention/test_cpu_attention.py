@@ -9,24 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from passes import PASSES
 
 from paceline.attention import cpu
 from paceline.attention.cpu import CpuAttention
 from paceline.attention.reference import ReferenceAttention
-
-PASSES: dict[str, list[tuple[int, int]]] = {
-    "decode": [(1, 0), (1, 1), (1, 30), (1, 31), (1, 32), (1, 77)],
-    "one row": [(1, 50)],
-    "one row, first token": [(1, 0)],
-    "verify": [(5, 3), (5, 0), (5, 64), (5, 11)],
-    "ragged": [(1, 9), (6, 2), (3, 40), (1, 0), (6, 33), (2, 2)],
-    "prefill": [(40, 0), (90, 0)],
-    "chunks": [(50, 20), (33, 1), (64, 100)],
-    "mixed": [(40, 0), (1, 9), (6, 20), (70, 13), (1, 200), (32, 0)],
-    "far apart": [(1, 3), (1, 500), (1, 4), (1, 260), (1, 7)],
-    "nothing to do": [(1, 5), (0, 9), (2, 5)],
-    "long": [(1, 1300), (5, 1100), (40, 700)],
-}
 
 
 def check(made: Any, atol: float = 2e-6) -> torch.Tensor:
@@ -132,20 +119,8 @@ def test_infinite_memory_beyond_the_end(random_pass: Callable[..., Any]) -> None
 
 def test_writes_its_slots_and_no_others(random_pass: Callable[..., Any]) -> None:
     made = random_pass(PASSES["mixed"])
-    backend = CpuAttention()
-    backend.prepare(made.metadata)
     before = made.key_cache.clone()
-    with torch.inference_mode():
-        backend.forward(
-            made.query,
-            made.key,
-            made.value,
-            made.key_cache,
-            made.value_cache,
-            made.metadata,
-            1.0,
-            None,
-        )
+    made.run_on(CpuAttention(), made.key_cache, made.value_cache)
     slots = made.metadata.slot_mapping
     assert torch.equal(made.key_cache.flatten(0, 1)[slots], made.key)
     assert torch.equal(made.value_cache.flatten(0, 1)[slots], made.value)

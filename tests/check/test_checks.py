@@ -15,7 +15,7 @@ from model_dirs import (
     write_model,
     write_tokenizer,
 )
-from paceline.check import CheckReport, machine, run_checks
+from paceline.check import CheckReport, gpu, machine, run_checks
 from paceline.check.report import format_bytes, format_count
 from paceline.engine_args import EngineArgs
 
@@ -32,6 +32,7 @@ def model(tmp_path: Path) -> str:
 def free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_memory", lambda: 16 * GIB)
     monkeypatch.setattr(machine, "has_native_bfloat16", lambda: False)
+    monkeypatch.setattr(gpu, "find_gpu", lambda: None)
 
 
 def check(model: str, **kwargs: Any) -> CheckReport:
@@ -362,6 +363,56 @@ def test_all_faults_at_once(tmp_path: Path) -> None:
         assert part in causes(report)
 
 
+# --- on a GPU ---
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> gpu.Gpu:
+    card = gpu.Gpu("NVIDIA H200", 140 * GIB, 139 * GIB, (9, 0))
+    monkeypatch.setattr(gpu, "find_gpu", lambda: card)
+    monkeypatch.setattr(gpu, "software_fault", lambda: None)
+    return card
+
+
+def test_plan_on_a_gpu(model: str, card: gpu.Gpu) -> None:
+    report = check(model, max_num_seqs=4)
+    config = report.config
+    assert config is not None
+    assert config.device == "cuda"
+    assert config.model.dtype == "bfloat16"
+    assert config.scheduler.max_num_batched_tokens == 8192
+    assert config.cache.gpu_memory_utilization == 0.9  # start-up will measure
+    found = facts(report)
+    assert 0.8 * card.total_bytes < found["kv_pool_bytes"] < 0.9 * card.total_bytes
+    assert found["free_memory_bytes"] == card.free_bytes
+
+
+@pytest.mark.parametrize(
+    "explicit", [{"num_gpu_blocks_override": 90}, {"kv_cache_memory_bytes": GIB}]
+)
+def test_a_pool_that_was_asked_for_is_not_measured(
+    model: str, card: gpu.Gpu, explicit: dict[str, int]
+) -> None:
+    config = check(model, **explicit).config
+    assert config is not None
+    assert config.cache.gpu_memory_utilization == 0.0
+
+
+def test_a_full_gpu(model: str, monkeypatch: pytest.MonkeyPatch, card: gpu.Gpu) -> None:
+    full = gpu.Gpu(card.name, card.total_bytes, 10 * GIB, card.capability)
+    monkeypatch.setattr(gpu, "find_gpu", lambda: full)
+    report = check(model)
+    assert "holds no block" in causes(report)
+    assert "what 90% of NVIDIA H200 leaves" in causes(report)
+
+
+def test_the_cpu_can_be_asked_for(model: str, card: gpu.Gpu) -> None:
+    config = check(model, device="cpu").config
+    assert config is not None
+    assert config.device == "cpu"
+    assert config.model.dtype == "float32"
+
+
 # --- faults of arguments ---
 
 
@@ -370,10 +421,10 @@ def test_all_faults_at_once(tmp_path: Path) -> None:
     [
         ({"dtype": "int8"}, "`dtype='int8'`"),
         ({"dtype": 5}, "`dtype=5`"),
-        ({"device": "cuda:0"}, "CPU only"),
+        ({"device": "cuda:0"}, "CUDA_VISIBLE_DEVICES"),
         ({"device": "tpu"}, "`device='tpu'` is unknown"),
         ({"batching": "dynamic"}, "`batching='dynamic'`"),
-        ({"preemption_mode": "swap"}, "only one memory"),
+        ({"preemption_mode": "swap"}, "not available in this version"),
         ({"spec_policy": "auto"}, "not available in this version"),
         ({"block_size": 0}, "between 1 and 1024, got 0"),
         ({"block_size": True}, "an integer, got True"),

@@ -219,7 +219,7 @@ def test_check_says_why_a_choice_is_refused(
 ) -> None:
     model = str(write_model(tmp_path / "m"))
     assert main.main(["check", model, "--device", "cuda"]) == 1
-    assert "CPU only" in capsys.readouterr().out
+    assert "no NVIDIA GPU is seen" in capsys.readouterr().out
 
 
 def test_no_effect_flags_are_accepted(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from paceline.attention.backend import AttentionBackend, AttentionMetadata
-from paceline.attention.cpu import CpuAttention
+from paceline.attention.backend import AttentionMetadata
+from paceline.attention.selector import select_backend
 from paceline.config import ModelConfig
 from paceline.distributed.tp_group import SingleProcessGroup
 from paceline.models.decoder import DecoderModel
@@ -83,13 +83,12 @@ def reload(path: Path, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
 
 
-def load(
-    path: Path, dtype: str = "float32", backend: AttentionBackend | None = None
-) -> DecoderModel:
-    """Load a directory as Paceline does."""
+def load(path: Path, dtype: str = "float32", backend: str = "cpu") -> DecoderModel:
+    """Load a directory as Paceline does, with an attention backend by name."""
     arch = read_hf_config(path)
     config = ModelConfig(str(path), str(path), arch, dtype, arch.max_position_embeddings)  # type: ignore[arg-type]
-    return load_model(config, "cpu", backend or CpuAttention(), SingleProcessGroup())
+    attention = select_backend("cpu", arch, getattr(torch, dtype), backend)
+    return load_model(config, "cpu", attention, SingleProcessGroup())
 
 
 class PagedRun:

@@ -43,10 +43,10 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_alone_together_decoded_verified_prefilled(path: Path, dtype: str) -> None:
+def test_alone_together_decoded_verified_prefilled(path: Path, dtype: str, backend: str) -> None:
     if reason := skip_reason(dtype):
         pytest.skip(reason)
-    model = load(path, dtype)
+    model = load(path, dtype, backend)
     generator = torch.Generator().manual_seed(0)
     sequences = [
         torch.randint(0, 96, (length,), generator=generator).tolist() for length in (225, 90, 7)

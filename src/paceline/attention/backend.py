@@ -37,23 +37,49 @@ class AttentionMetadata:
         return max(self.seq_lens_list)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadShape:
+    """What a layer's attention is besides its tensors of a pass; made once a layer.
+
+    Compared by identity, so that a backend can keep what it derives from one.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None
+    # [num_heads + num_kv_heads, head_dim]: weights of an RMS norm of each q and k head, or None.
+    head_norm: torch.Tensor | None
+    eps: float
+
+
 class AttentionBackend(Protocol):
-    """Chosen at start-up; stateless between passes."""
+    """Chosen at start-up; stateless between passes.
+
+    How K and V lie within the blocks of the cache is the backend's own business. Whole blocks may
+    be copied by others.
+    """
 
     name: str
+    # Whether rotary is (cos, signed_sin) of the pass's tokens, as ``ops.rotary`` takes it; else it
+    # is (frequencies [head_dim / 2] float32, positions [N]).
+    takes_tables: bool
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         """Derive what every layer of this pass shares into ``metadata.prepared``."""
 
-    def forward(
+    def attend(
         self,
-        query: torch.Tensor,  # [N, num_heads, head_dim]
-        key: torch.Tensor,  # [N, num_kv_heads, head_dim]
-        value: torch.Tensor,  # [N, num_kv_heads, head_dim]
+        qkv: torch.Tensor,  # [N or more, (num_heads + 2 * num_kv_heads) * head_dim]
+        heads: HeadShape,
+        rotary: tuple[torch.Tensor, torch.Tensor],  # see ``takes_tables``
         key_cache: torch.Tensor,  # [num_blocks + 1, block_size, num_kv_heads, head_dim]
         value_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
     ) -> torch.Tensor:
-        """Write K and V to their slots, then attend. Returns [N, num_heads, head_dim]."""
+        """Norm and rotate q and k, write K and V to their slots, attend.
+
+        qkv may be changed. Its rows beyond the pass's N tokens are padding. Returns as many rows,
+        [N or more, num_heads * head_dim], zeros for the padding.
+        """

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from paceline.attention.backend import AttentionMetadata
+from paceline.attention.backend import AttentionMetadata, HeadShape
+from paceline.attention.unfused import UnfusedAttention
 
 # Longest query that is batched with others: the largest draft length and its bonus token, and some.
 _MAX_BATCHED_QUERY = 32
@@ -74,7 +75,7 @@ class _Shape:
     window: int | None
 
 
-class CpuAttention:
+class CpuAttention(UnfusedAttention):
     """See the file's docstring. Keeps a scratch buffer, nothing else, between passes."""
 
     name = "cpu"
@@ -86,28 +87,22 @@ class CpuAttention:
         """Start with no pieces; the first layer of each shape cuts them."""
         metadata.prepared = {}
 
-    def forward(
+    def attend_heads(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        heads: HeadShape,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
     ) -> torch.Tensor:
-        """See ``AttentionBackend.forward``."""
-        kv_heads, head_dim = key.shape[1:]
-        keys = key_cache.view(-1, kv_heads, head_dim)
-        values = value_cache.view(-1, kv_heads, head_dim)
-        keys.index_copy_(0, metadata.slot_mapping, key)
-        values.index_copy_(0, metadata.slot_mapping, value)
-        window = sliding_window
+        """See ``UnfusedAttention.attend_heads``."""
+        kv_heads, head_dim = keys.shape[1:]
+        scale = heads.scale
+        window = heads.sliding_window
         if window is not None and window >= metadata.max_seq_len:
             window = None
         shape = _Shape(
-            query.shape[1] // kv_heads, kv_heads * head_dim * key.itemsize, query.dtype, window
+            query.shape[1] // kv_heads, kv_heads * head_dim * keys.itemsize, query.dtype, window
         )
         pieces: list[_Piece] | None = metadata.prepared.get(shape)
         if pieces is None:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from paceline.arrays import Int64Array
+from paceline.core.commit_log import CommitLog, Float64Array, Gaps
+from paceline.core.stats import EngineStats
 from paceline.engine.admission import Prompt
+from paceline.errors import EngineError
 from paceline.llm import LLM
+from paceline.outputs import RequestOutput
 from paceline.sampling_params import SamplingParams
 from paceline.spec.policy import DraftChoice, DraftOutcome, Load
 
@@ -35,13 +39,21 @@ class ChosenLength:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One pass over a workload. Counts are of this pass only."""
+    """One pass over a workload. Counts are of this pass only, times are seconds."""
 
     seconds: float
+    num_requests: int
     num_tokens: int  # committed
+    num_prompt_tokens: int  # computed or found in the prefix cache
+    num_cached_tokens: int  # of these, found
+    num_steps: int
     num_decode_passes: int
+    num_batched_tokens: int
+    num_preemptions: int
     proposed_by_position: Int64Array  # rounds that proposed at least i + 1 drafts
     accepted_by_position: Int64Array
+    first_token_seconds: Float64Array  # [num_requests] from submission to the first token
+    gaps: Gaps
     token_ids: list[list[int]]  # of each prompt's first output
 
     @property
@@ -60,25 +72,60 @@ class Run:
 def measure(
     llm: LLM, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams]
 ) -> Run:
-    """Generate all prompts at once and count. The prefix cache is as earlier runs left it."""
+    """Generate all prompts at once and count. The prefix cache is as earlier runs left it.
+
+    The engine must have nothing else to do. Raises EngineError if a request fails.
+    """
     stats = llm.engine.stats
-    tokens, passes = stats.num_generation_tokens, stats.num_decode_passes
-    proposed, accepted = stats.proposed_by_position, stats.accepted_by_position
-    proposed, accepted = proposed.copy(), accepted.copy()
-    start = time.perf_counter()
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
-    seconds = time.perf_counter() - start
+    before = replace(stats)
+    # record_drafts adds to these in place.
+    before.proposed_by_position = stats.proposed_by_position.copy()
+    before.accepted_by_position = stats.accepted_by_position.copy()
+    stats.commit_log = log = CommitLog()
+    start = time.monotonic()
+    try:
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.monotonic() - start
+    finally:
+        stats.commit_log = None
+    failed = next((output for output in outputs if output.error is not None), None)
+    if failed is not None:
+        raise EngineError(f"a request failed while it was measured: {failed.error}")
+    return _run(seconds, start, outputs, log, before, stats)
+
+
+def _run(
+    seconds: float,
+    start: float,
+    outputs: list[RequestOutput],
+    log: CommitLog,
+    before: EngineStats,
+    now: EngineStats,
+) -> Run:
+    firsts = [output.metrics.first_token_time for output in outputs]
+    proposed = _grown(now.proposed_by_position, before.proposed_by_position)
+    accepted = _grown(now.accepted_by_position, before.accepted_by_position)
+    reached = len(np.trim_zeros(proposed, "b"))
+    cached = now.num_cached_tokens - before.num_cached_tokens
     return Run(
-        seconds,
-        stats.num_generation_tokens - tokens,
-        stats.num_decode_passes - passes,
-        _grown(stats.proposed_by_position, proposed),
-        _grown(stats.accepted_by_position, accepted),
-        [output.outputs[0].token_ids for output in outputs],
+        seconds=seconds,
+        num_requests=len(outputs),
+        num_tokens=now.num_generation_tokens - before.num_generation_tokens,
+        num_prompt_tokens=now.num_prompt_tokens - before.num_prompt_tokens + cached,
+        num_cached_tokens=cached,
+        num_steps=now.num_steps - before.num_steps,
+        num_decode_passes=now.num_decode_passes - before.num_decode_passes,
+        num_batched_tokens=now.num_batched_tokens - before.num_batched_tokens,
+        num_preemptions=now.num_preemptions - before.num_preemptions,
+        proposed_by_position=proposed[:reached],
+        accepted_by_position=accepted[:reached],
+        first_token_seconds=np.array([one - start for one in firsts if one is not None]),
+        gaps=log.gaps(),
+        token_ids=[output.outputs[0].token_ids for output in outputs],
     )
 
 
 def _grown(now: Int64Array, before: Int64Array) -> Int64Array:
-    """now - before, without the positions that no round of this run reached."""
+    """now - before, where before may be the shorter."""
     grown: Int64Array = now - np.pad(before, (0, len(now) - len(before)))
-    return np.trim_zeros(grown, "b")
+    return grown

@@ -43,7 +43,7 @@ _NOT_HERE = (
     (
         "preemption_mode",
         "swap",
-        "moves KV blocks from a GPU to host memory, and on a CPU there is only one memory",
+        "moves KV blocks from a GPU to host memory, which is not available in this version",
         "use 'recompute', which the prefix cache makes cheap",
     ),
     (
@@ -122,8 +122,8 @@ def _choice_faults(args: EngineArgs) -> list[Fault]:
         if not choices or (isinstance(value, str) and value in choices):
             continue
         cause = f"`{f.name}={value!r}` is unknown"
-        if f.name == "device" and str(value).startswith("cuda"):
-            cause = f"`device={value!r}` is not supported: this version runs on the CPU only"
+        if f.name == "device" and str(value).startswith("cuda:"):
+            cause = f"`device={value!r}` names one of several GPUs; CUDA_VISIBLE_DEVICES does that"
         listed = ", ".join(repr(choice) for choice in choices)
         faults.append(Fault(cause, f"choose one of {listed}", argument=f.name))
     for name, value, why, hint in _NOT_HERE:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.check import machine
+from paceline.check import gpu, machine
 from paceline.check.arguments import lookup_lengths
 from paceline.check.files import ModelFiles, Sources
+from paceline.check.gpu import Gpu
 from paceline.check.report import Fault, format_bytes
 from paceline.config import (
     CacheConfig,
@@ -28,6 +29,9 @@ from paceline.engine_args import NGRAM, EngineArgs
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 DEFAULT_TOKEN_BUDGET = 2048
+GPU_TOKEN_BUDGET = 8192
+# What a GPU holds besides weights, KV and activations: the CUDA context, graphs, scratch memory.
+GPU_RESERVE_BYTES = 2 * 1024**3
 DEFAULT_POOL_BYTES = 4 * 1024**3
 DEFAULT_POOL_SHARE = 0.4
 MIN_DEFAULT_SEQUENCES = 64
@@ -63,6 +67,7 @@ class Pool:
     block_size: int
     block_bytes: int
     why: str
+    is_estimate: bool = False  # start-up measures and takes what there is
 
     @property
     def total_bytes(self) -> int:
@@ -90,6 +95,7 @@ class Plan:
     target: ModelFiles
     demand: Demand
     free_memory: int | None
+    gpu: Gpu | None = None  # where the model runs; None is the CPU
     notes: dict[str, str] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -107,10 +113,14 @@ def make_plan(args: EngineArgs, sources: Sources, target: ModelFiles) -> Plan:
 
     ``args`` must have passed ``argument_faults``.
     """
-    dtype, why = resolve_dtype(args.dtype)
-    plan = Plan(args, sources, target, _demand(dtype, target, sources.drafter), None)
-    plan.notes["dtype"] = why
-    plan.free_memory = machine.available_memory()
+    faults: list[Fault] = []
+    card, why_device = resolve_device(args.device, faults)
+    dtype, why = resolve_dtype(args.dtype, card)
+    packs = card is None and machine.packs_weights(dtype)
+    plan = Plan(args, sources, target, _demand(dtype, target, sources.drafter, packs), None, card)
+    plan.faults += faults
+    plan.notes["device"], plan.notes["dtype"] = why_device, why
+    plan.free_memory = machine.available_memory() if card is None else card.free_bytes
     plan.pool = pool = _plan_pool(plan)
     if pool is None:
         return plan
@@ -128,18 +138,42 @@ def make_plan(args: EngineArgs, sources: Sources, target: ModelFiles) -> Plan:
     return plan
 
 
-def resolve_dtype(setting: str) -> tuple[Dtype, str]:
+def resolve_device(setting: str, faults: list[Fault]) -> tuple[Gpu | None, str]:
+    """The GPU to run on, None for the CPU, and why; adds a fault if "cuda" cannot be had."""
+    if setting == "cpu":
+        return None, ""
+    card = gpu.find_gpu()
+    problem: tuple[str, str] | None
+    if card is None:
+        problem = "no NVIDIA GPU is seen (nvidia-smi lists none)", "set `device='cpu'`"
+    elif card.capability < gpu.MIN_CAPABILITY:
+        has, needs = (".".join(map(str, pair)) for pair in (card.capability, gpu.MIN_CAPABILITY))
+        problem = (
+            f"{card.name} has compute capability {has}, {needs} is needed",
+            "set `device='cpu'`",
+        )
+    else:
+        problem = gpu.software_fault()
+        if problem is None:
+            return card, card.name
+    if setting == "cuda":
+        faults.append(Fault(f"`device='cuda'` cannot be had: {problem[0]}", problem[1]))
+    return None, f"auto: {problem[0]}"
+
+
+def resolve_dtype(setting: str, card: Gpu | None = None) -> tuple[Dtype, str]:
     """The dtype weights and KV are kept in, and why."""
     if setting != "auto":
         return _DTYPES[setting], ""
+    if card is not None:
+        return "bfloat16", "auto: a GPU"
     if machine.has_native_bfloat16():
         return "bfloat16", "auto: this CPU has native bfloat16"
     return "float32", "auto: this CPU has no native bfloat16"
 
 
-def _demand(dtype: Dtype, target: ModelFiles, drafter: ModelFiles | None) -> Demand:
+def _demand(dtype: Dtype, target: ModelFiles, drafter: ModelFiles | None, packs: bool) -> Demand:
     size = 4 if dtype == "float32" else 2
-    packs = machine.packs_weights(dtype)
 
     def of_both(count: Callable[[ModelFiles], int]) -> tuple[int, int]:
         return count(target) * size, 0 if drafter is None else count(drafter) * size
@@ -167,6 +201,8 @@ def _plan_pool(plan: Plan) -> Pool | None:
         return Pool(args.num_gpu_blocks_override, args.block_size, block_bytes, why)
     if args.kv_cache_memory_bytes is not None:
         size, why = args.kv_cache_memory_bytes, "as kv_cache_memory_bytes says"
+    elif plan.gpu is not None:
+        size, why = _gpu_pool(plan, plan.gpu)
     else:
         size, why = _default_pool(plan, block_bytes)
     num_blocks = size // block_bytes - 1
@@ -181,7 +217,29 @@ def _plan_pool(plan: Plan) -> Pool | None:
             )
         )
         return None
-    return Pool(num_blocks, args.block_size, block_bytes, why)
+    estimate = plan.gpu is not None and args.kv_cache_memory_bytes is None
+    return Pool(num_blocks, args.block_size, block_bytes, why, estimate)
+
+
+def _gpu_pool(plan: Plan, card: Gpu) -> tuple[int, str]:
+    """Bytes of the pool on a GPU, as far as they can be told before start-up measures them."""
+    share = plan.args.gpu_memory_utilization
+    used = card.total_bytes - card.free_bytes
+    left = int(share * card.total_bytes) - used - plan.demand.resident - _gpu_overhead(plan)
+    return max(left, 0), f"what {share:.0%} of {card.name} leaves, an estimate"
+
+
+def _gpu_overhead(plan: Plan) -> int:
+    """Bytes of activations and scratch memory: a full prefill pass, and the reserve."""
+    arch = plan.target.arch
+    size = 4 if plan.demand.dtype == "float32" else 2
+    width = 3 * arch.intermediate_size + 4 * arch.hidden_size
+    return _token_budget(plan) * width * size + GPU_RESERVE_BYTES
+
+
+def _token_budget(plan: Plan) -> int:
+    """The token budget that holds when nothing is said."""
+    return DEFAULT_TOKEN_BUDGET if plan.gpu is None else GPU_TOKEN_BUDGET
 
 
 def _default_pool(plan: Plan, block_bytes: int) -> tuple[int, str]:
@@ -274,7 +332,7 @@ def _plan_budget(plan: Plan, length: int) -> int:
     full_batch = args.max_num_seqs * (plan.k + 1)
     explicit = args.max_num_batched_tokens
     if explicit is None:
-        budget, why = DEFAULT_TOKEN_BUDGET, "the default"
+        budget, why = _token_budget(plan), "the default"
         if full_batch > budget:
             budget, why = full_batch, f"max_num_seqs × (k + 1) with k = {plan.k}"
         if not args.enable_chunked_prefill and length > budget:
@@ -319,7 +377,12 @@ def _engine_config(plan: Plan, pool: Pool, length: int, budget: int) -> EngineCo
             path=None if sources.tokenizer_path is None else str(sources.tokenizer_path),
             vocab_size=None if vocabulary is None else vocabulary.size,
         ),
-        cache=CacheConfig(args.block_size, pool.num_blocks, args.enable_prefix_caching),
+        cache=CacheConfig(
+            args.block_size,
+            pool.num_blocks,
+            args.enable_prefix_caching,
+            args.gpu_memory_utilization if pool.is_estimate else 0.0,
+        ),
         scheduler=SchedulerConfig(
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=budget,
@@ -328,7 +391,8 @@ def _engine_config(plan: Plan, pool: Pool, length: int, budget: int) -> EngineCo
             batching="static" if args.batching == "static" else "continuous",
         ),
         speculative=_speculative_config(plan),
-        device="cpu",
+        device="cpu" if plan.gpu is None else "cuda",
+        enforce_eager=args.enforce_eager,
         seed=args.seed,
         stop_token_ids=tuple(sorted(stop_ids)),
         default_sampling=sources.default_sampling,

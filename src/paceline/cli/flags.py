@@ -74,13 +74,10 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine arguments")
     hints = get_type_hints(EngineArgs)
     for f in fields(EngineArgs):
-        options = _options(hints[f.name], f"engine.{f.name}")
+        options = _engine_options(f.name, hints[f.name])
         options["help"] = _help_text(f)
         if f.metadata.get("choices"):  # shown only: the check says more about a wrong one
             options["metavar"] = "{" + ",".join(f.metadata["choices"]) + "}"
-        if f.name == "kv_cache_memory_bytes":
-            options["type"] = byte_count
-            options["metavar"] = "BYTES"
         group.add_argument(_flag(f.name), **options)
     group.add_argument(
         "--speculative-config",
@@ -126,6 +123,34 @@ def given(namespace: argparse.Namespace, group: str) -> dict[str, Any]:
     }
 
 
+def engine_assignment(text: str) -> tuple[str, Any]:
+    """``name=value`` as an engine argument and its value, read as the argument's flag reads it.
+
+    Arguments whose flag takes no value take true and false; none stands for the default. A name
+    that is no engine argument passes, as ``EngineArgs.from_kwargs`` says more about it.
+    """
+    name, equals, value = text.partition("=")
+    name = name.strip().lstrip("-").replace("-", "_")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form name=value")
+    kind = get_type_hints(EngineArgs).get(name)
+    if kind is None:
+        return name, _literal(value)
+    if value.lower() == "none":
+        return name, None
+    if kind is bool:
+        if value.lower() not in ("true", "false"):
+            raise argparse.ArgumentTypeError(f"{name} must be true or false, got {value!r}")
+        return name, value.lower() == "true"
+    convert = _engine_options(name, kind).get("type", str)
+    try:
+        return name, convert(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{name}: invalid {convert.__name__} value: {value!r}"
+        ) from None
+
+
 def byte_count(text: str) -> int:
     """``4GiB``, ``512MB`` or plain bytes as an int."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
@@ -138,6 +163,14 @@ def byte_count(text: str) -> int:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _engine_options(name: str, kind: Any) -> dict[str, Any]:
+    """Keywords of ``add_argument`` for an engine argument."""
+    options = _options(kind, f"engine.{name}")
+    if name == "kv_cache_memory_bytes":
+        options |= {"type": byte_count, "metavar": "BYTES"}
+    return options
 
 
 def _options(kind: Any, dest: str) -> dict[str, Any]:

@@ -24,6 +24,8 @@ COMMANDS = {
     "demo": "the whole story in a minute, with the tiny pair in the package",
     "generate": "complete prompts from arguments, a file or standard input",
     "check": "find every fault and show the memory plan; loads nothing",
+    "bench": "compare draft lengths, batching or any engine argument, measured in rounds",
+    "synth": "write a target and drafter of any published shape, with no download",
 }
 
 INTERRUPTED = 130

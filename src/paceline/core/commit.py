@@ -159,6 +159,8 @@ def _account(
     # Drafts behind the cut were never judged.
     proposed = np.where(kept < runs.sampled, np.minimum(runs.proposed, kept), runs.proposed)
     stats.num_generation_tokens += int(kept.sum())
+    if stats.commit_log is not None:
+        stats.commit_log.add(table, rows, start, kept)
     drafting = proposed > 0
     if drafting.any():
         stats.record_drafts(proposed, accepted)

@@ -139,6 +139,9 @@ class SimulatedRunner:
         """The result of a launched step."""
         return handle
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def _change_rows(self, out: SchedulerOutput) -> None:
         for row in out.freed_rows:
             if row in self._rows:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.arrays import Int64Array
+from paceline.core.commit_log import CommitLog
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class EngineStats:
     # Index i counts rounds that proposed, and that accepted, at least i + 1 drafts.
     proposed_by_position: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
     accepted_by_position: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    commit_log: CommitLog | None = None  # set by who wants to know when tokens were committed
 
     @property
     def acceptance_rate(self) -> float | None:

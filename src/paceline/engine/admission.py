@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.arrays import Int32Array
-from paceline.config import EngineConfig
+from paceline.config import GPU_MAX_LOGIT_BIAS, GPU_MAX_STOP_IDS, EngineConfig
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import RequestError
 from paceline.request import Request
@@ -114,6 +114,8 @@ class Admission:
                     f"{name} has the id {outside[0]}, but ids of this model run from 0 to "
                     f"{vocab_size - 1}"
                 )
+        if self._config.device == "cuda":
+            self._check_room(sampling)
         limit = self._config.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(sampling, name)
@@ -127,3 +129,18 @@ class Admission:
                 "stop strings need a tokenizer, but skip_tokenizer_init is set. "
                 "hint: use stop_token_ids"
             )
+
+    def _check_room(self, sampling: SamplingParams) -> None:
+        """What a row on a GPU has room for."""
+        stops = set(sampling.stop_token_ids or ())
+        if not sampling.ignore_eos:
+            stops |= self.eos_token_ids
+        for what, count, most in (
+            ("stop token ids", len(stops), GPU_MAX_STOP_IDS),
+            ("logit_bias entries", len(sampling.logit_bias or ()), GPU_MAX_LOGIT_BIAS),
+        ):
+            if count > most:
+                raise RequestError(
+                    f"the request has {count} {what}, more than the {most} that fit on a GPU. "
+                    "hint: give fewer"
+                )

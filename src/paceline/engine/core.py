@@ -7,20 +7,10 @@ once (the CPU), 1 keeps the host one step behind (a GPU). Both are the same code
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
+from paceline.core.runner import Runner
 from paceline.core.scheduler import Scheduler, StepEvents
-from paceline.core.step import ModelRunnerOutput, SchedulerOutput
-
-
-class Runner(Protocol):
-    """What executes steps; calls come in order, one thread."""
-
-    def launch(self, output: SchedulerOutput) -> Any:
-        """Start a step; returns a handle for ``collect``."""
-
-    def collect(self, handle: Any) -> ModelRunnerOutput:
-        """Wait for a launched step's result."""
 
 
 class EngineCore:

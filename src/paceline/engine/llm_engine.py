@@ -10,10 +10,11 @@ import logging
 import time
 
 from paceline.config import EngineConfig
+from paceline.core.runner import Runner
 from paceline.core.scheduler import Scheduler, StepEvents
 from paceline.core.stats import EngineStats
 from paceline.engine.admission import Admission, Prompt
-from paceline.engine.core import EngineCore, Runner
+from paceline.engine.core import EngineCore
 from paceline.engine.log_stats import StatsLogger
 from paceline.engine.output_processor import OutputProcessor
 from paceline.engine.tokenizer import Tokenizer
@@ -30,8 +31,8 @@ class LLMEngine:
     """Loads what ``config`` names and serves requests until closed.
 
     policy: another ``DraftLengthPolicy`` than the configured one. delay: launched steps that may be
-    uncollected (see ``EngineCore``). Raises ConfigError or CapacityError when something cannot
-    load.
+    uncollected (see ``EngineCore``); None leaves that to the runner. Raises ConfigError or
+    CapacityError when something cannot load.
     """
 
     def __init__(
@@ -39,19 +40,20 @@ class LLMEngine:
         config: EngineConfig,
         *,
         policy: DraftLengthPolicy | None = None,
-        delay: int = 0,
+        delay: int | None = None,
         log_stats: bool = True,
     ) -> None:
-        from paceline.worker.build import build_runner  # torch loads only where a model does
+        from paceline.worker.start import start_runner  # torch loads only where a model does
 
-        self.config = config
         path = config.tokenizer.path
         self.tokenizer = None if path is None else Tokenizer.load(path)
         self._policy = policy or make_policy(config.speculative)
-        self._delay = delay
         self._log_stats = log_stats
-        self._runner: Runner | None = build_runner(config, self._policy.max_k)
-        self._admission = Admission(config, self.tokenizer)
+        started = start_runner(config, self._policy.max_k)
+        self.config = started.config
+        self._delay = started.delay if delay is None else delay
+        self._runner: Runner | None = started.runner
+        self._admission = Admission(self.config, self.tokenizer)
         self._start()
 
     def _start(self) -> None:
@@ -160,6 +162,7 @@ class LLMEngine:
         """Free the model and the KV pool; unfinished requests are dropped."""
         if self._runner is not None:
             self._start()
+            self._runner.close()
             self._runner = None
             del self.core
 

@@ -1,22 +1,21 @@
-"""The attention block of a decoder layer: fused q, k, v; head norms; rotary; output product.
+"""The attention block of a decoder layer: the products around an attention backend.
 
-How K and V are stored and read is the backend's business.
+Everything between them, head norms and rotation included, is the backend's business.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import nn
 
-from paceline import ops
-from paceline.attention.backend import AttentionBackend, AttentionMetadata
+from paceline.attention.backend import AttentionBackend, AttentionMetadata, HeadShape
 from paceline.config import ModelArch
 from paceline.distributed.tp_group import TPGroup, divide
+from paceline.layers.layer import Layer
 from paceline.layers.linear import Linear
 from paceline.layers.shard import WeightTarget, empty_parameter
 
 
-class Attention(nn.Module):
+class Attention(Layer):
     """Grouped-query self-attention over paged KV (Ainslie et al., "GQA", 2023)."""
 
     def __init__(
@@ -30,12 +29,8 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.backend = backend
-        self.num_heads = divide(arch.num_attention_heads, tp, "num_attention_heads")
-        self.num_kv_heads = divide(arch.num_kv_heads, tp, "num_key_value_heads")
-        self.head_dim = arch.head_dim
-        self.scale = arch.head_dim**-0.5
-        self.sliding_window = arch.sliding_window[layer]
-        self.eps = arch.rms_norm_eps
+        num_heads = divide(arch.num_attention_heads, tp, "num_attention_heads")
+        num_kv_heads = divide(arch.num_kv_heads, tp, "num_key_value_heads")
         query = arch.num_attention_heads * arch.head_dim
         kv = arch.num_kv_heads * arch.head_dim
         self.qkv = Linear(
@@ -58,11 +53,18 @@ class Attention(nn.Module):
         )
         # q and k heads are normalised in one go: each carries its copy of q's or k's weight.
         self.head_norm = (
-            empty_parameter(
-                self.num_heads + self.num_kv_heads, arch.head_dim, dtype=dtype, device=device
-            )
+            empty_parameter(num_heads + num_kv_heads, arch.head_dim, dtype=dtype, device=device)
             if arch.qk_norm
             else None
+        )
+        self.heads = HeadShape(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=arch.head_dim,
+            scale=arch.head_dim**-0.5,
+            sliding_window=arch.sliding_window[layer],
+            head_norm=self.head_norm,
+            eps=arch.rms_norm_eps,
         )
 
     def targets(self) -> dict[str, WeightTarget]:
@@ -76,35 +78,20 @@ class Attention(nn.Module):
         ):
             found.update({f"{name}.{leaf}": t for leaf, t in linear.targets(part).items()})
         if self.head_norm is not None:
-            found["q_norm.weight"] = WeightTarget(self.head_norm[: self.num_heads])
-            found["k_norm.weight"] = WeightTarget(self.head_norm[self.num_heads :])
+            found["q_norm.weight"] = WeightTarget(self.head_norm[: self.heads.num_heads])
+            found["k_norm.weight"] = WeightTarget(self.head_norm[self.heads.num_heads :])
         return found
 
     def forward(
         self,
-        x: torch.Tensor,  # [N, hidden]
-        cos: torch.Tensor,  # [N, 1, head_dim]
-        signed_sin: torch.Tensor,  # [N, 1, head_dim]
+        x: torch.Tensor,  # [N or more, hidden]; what is beyond the pass's N tokens is padding
+        rotary: tuple[torch.Tensor, torch.Tensor],
         kv_cache: tuple[torch.Tensor, torch.Tensor],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Attend; writes this pass's K and V to the cache. Returns [N, hidden]."""
-        rotated = self.num_heads + self.num_kv_heads
-        fused: torch.Tensor = self.qkv(x)
-        heads = fused.view(x.shape[0], rotated + self.num_kv_heads, self.head_dim)
-        query_key = heads[:, :rotated]
-        if self.head_norm is not None:
-            query_key = ops.rms_norm(query_key, self.head_norm, self.eps)
-        query_key = ops.rotary(query_key, cos, signed_sin)
-        attended = self.backend.forward(
-            query_key[:, : self.num_heads],
-            query_key[:, self.num_heads :],
-            heads[:, rotated:],
-            kv_cache[0],
-            kv_cache[1],
-            metadata,
-            self.scale,
-            self.sliding_window,
+        """Attend; writes this pass's K and V to the cache. Returns a tensor like x."""
+        attended = self.backend.attend(
+            self.qkv(x), self.heads, rotary, kv_cache[0], kv_cache[1], metadata
         )
-        out: torch.Tensor = self.output(attended.reshape(x.shape[0], -1))
+        out: torch.Tensor = self.output(attended)
         return out

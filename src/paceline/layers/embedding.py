@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from paceline.distributed.tp_group import TPGroup, divide
+from paceline.layers.layer import Layer
 from paceline.layers.shard import WeightTarget, empty_parameter
 from paceline.ops import cpu_linear
 
 
-class VocabMatrix(nn.Module):
+class VocabMatrix(Layer):
     """[vocab rows of this rank, hidden] and its place in the checkpoint."""
 
     def __init__(
@@ -49,7 +49,7 @@ class VocabEmbedding(VocabMatrix):
         return self.tp.all_reduce(found.masked_fill_(elsewhere[:, None], 0))
 
 
-class OutputHead(nn.Module):
+class OutputHead(Layer):
     """Logits over the padded vocabulary; reads the embedding's matrix when they are tied."""
 
     def __init__(self, matrix: VocabMatrix, *, tied: bool) -> None:
@@ -79,5 +79,10 @@ class OutputHead(nn.Module):
             logits = cpu_linear.packed_linear(hidden, self.packed, None)
         else:
             assert self.matrix is not None  # given up only for the packed form
-            logits = F.linear(hidden, self.matrix.weight)
+            weight = self.matrix.weight
+            if hidden.is_cuda and hidden.dtype is not torch.float32:
+                # Rounded to 16 bits many logits would tie.
+                logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+            else:
+                logits = F.linear(hidden, weight)
         return self.tp.all_gather(logits).float()

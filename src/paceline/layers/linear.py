@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from paceline.distributed.tp_group import TPGroup, divide
+from paceline.layers.layer import Layer
 from paceline.layers.shard import WeightTarget, empty_parameter
 from paceline.ops import cpu_linear
 
 
-class Linear(nn.Module):
+class Linear(Layer):
     """``x W^T + b`` where W stacks the matrices of several checkpoint tensors (*parts*).
 
     ``split="out"`` gives each rank a slice of every part's outputs (the input is whole);

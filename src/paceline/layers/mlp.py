@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from paceline import ops
 from paceline.config import ModelArch
 from paceline.distributed.tp_group import TPGroup
+from paceline.layers.layer import Layer
 from paceline.layers.linear import Linear
 from paceline.layers.shard import WeightTarget
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Layer):
     """``down(silu(gate(x)) * up(x))``."""
 
     def __init__(

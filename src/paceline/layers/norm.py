@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from paceline import ops
+from paceline.layers.layer import Layer
 from paceline.layers.shard import WeightTarget, empty_parameter
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Layer):
     """Normalises the last dimension of [N, size], with or without adding to the residual first."""
 
     def __init__(

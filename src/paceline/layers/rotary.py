@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
 
 from paceline.config import ModelArch
+from paceline.layers.layer import Layer
 
 
 def inverse_frequencies(arch: ModelArch) -> torch.Tensor:
@@ -33,17 +33,18 @@ def inverse_frequencies(arch: ModelArch) -> torch.Tensor:
     return frequencies.mul(kept + (1.0 - kept) / factor)
 
 
-class RotaryEmbedding(nn.Module):
+class RotaryEmbedding(Layer):
     """Positions to the two tables that ``ops.rotary`` takes."""
 
     def __init__(self, arch: ModelArch, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.dtype = dtype
         half = inverse_frequencies(arch)
-        self.frequencies = torch.cat((half, half)).to(device)
+        self.frequencies = half.to(device)  # [head_dim / 2]
+        self.both_halves = torch.cat((half, half)).to(device)
         self.sign = torch.cat((-torch.ones_like(half), torch.ones_like(half))).to(device)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions: [N] int64 -> (cos, signed_sin), each [N, 1, head_dim]; angles in float32."""
-        angles = (positions[:, None].float() * self.frequencies).unsqueeze(1)  # [N, 1, head_dim]
+        angles = (positions[:, None].float() * self.both_halves).unsqueeze(1)  # [N, 1, head_dim]
         return angles.cos().to(self.dtype), angles.sin().mul_(self.sign).to(self.dtype)

@@ -7,6 +7,8 @@ the caller holds ``torch.inference_mode``.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -15,16 +17,18 @@ from paceline.config import ModelArch
 from paceline.distributed.tp_group import TPGroup
 from paceline.layers.attention import Attention
 from paceline.layers.embedding import OutputHead, VocabEmbedding, VocabMatrix
+from paceline.layers.layer import Layer
 from paceline.layers.linear import Linear
 from paceline.layers.mlp import GatedMLP
 from paceline.layers.norm import RMSNorm
 from paceline.layers.rotary import RotaryEmbedding
 from paceline.layers.shard import WeightTarget
+from paceline.ops.cpu_linear import MIN_ROWS, pad_rows
 
 KVCache = tuple[torch.Tensor, torch.Tensor]  # K and V of one layer
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """Pre-norm attention and feed-forward on a residual stream."""
 
     def __init__(
@@ -56,8 +60,7 @@ class DecoderLayer(nn.Module):
         self,
         hidden: torch.Tensor | None,  # [N, H] what the layer before added; None in the first layer
         residual: torch.Tensor,  # [N, H], changed in place
-        cos: torch.Tensor,
-        signed_sin: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],  # for the backend
         kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
@@ -66,13 +69,13 @@ class DecoderLayer(nn.Module):
             normed = self.input_norm(residual)
         else:
             normed, residual = self.input_norm.add(hidden, residual)
-        attended = self.attention(normed, cos, signed_sin, kv_cache, metadata)
+        attended = self.attention(normed, rotary, kv_cache, metadata)
         normed, residual = self.mlp_norm.add(attended, residual)
         out: torch.Tensor = self.mlp(normed)
         return out
 
 
-class DecoderModel(nn.Module):
+class DecoderModel(Layer):
     """Embedding, layers, final norm and head, with parameters uninitialised until loaded."""
 
     def __init__(
@@ -87,6 +90,7 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.arch = arch
         self.backend = attention
+        self.min_rows = 1  # shorter passes carry rows of zeros through everything but attention
         self.embedding = VocabEmbedding(arch.vocab_size, arch.hidden_size, tp, dtype, device)
         self.layers = nn.ModuleList(
             DecoderLayer(arch, layer, attention, tp, dtype, device)
@@ -123,6 +127,8 @@ class DecoderModel(nn.Module):
                 module.pack()
                 packed += module.packed is not None
         self.head.pack()
+        if packed:
+            self.min_rows = MIN_ROWS
         return packed + (self.head.packed is not None)
 
     def forward(
@@ -138,11 +144,27 @@ class DecoderModel(nn.Module):
         """
         if metadata.prepared is None:
             self.backend.prepare(metadata)
-        residual = self.embedding(input_ids)
-        cos, signed_sin = self.rotary(positions)
+        count = input_ids.shape[0]
+        if count < self.min_rows:
+            input_ids = pad_rows(input_ids, self.min_rows)
+        rotary = (
+            self.rotary(positions)
+            if self.backend.takes_tables
+            else (self.rotary.frequencies, positions)
+        )
+        return self.run(self.embedding(input_ids), rotary, kv_caches, metadata)[:count]
+
+    def run(
+        self,
+        residual: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        kv_caches: list[KVCache],
+        metadata: Any,
+    ) -> torch.Tensor:
+        """``forward`` from embeddings on: residual [N, H], changed; the rest is for the backend."""
         hidden: torch.Tensor | None = None
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            hidden = layer(hidden, residual, cos, signed_sin, kv_cache, metadata)
+            hidden = layer(hidden, residual, rotary, kv_cache, metadata)
         assert hidden is not None  # there is at least one layer
         normed, _ = self.norm.add(hidden, residual)
         return normed

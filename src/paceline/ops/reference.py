@@ -7,6 +7,8 @@ fresh allocation of megabytes costs more than the arithmetic.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -18,11 +20,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     head). Returns a new tensor like x. (Zhang and Sennrich, "Root Mean Square Layer Normalization",
     2019.)
     """
-    wide = x.float()  # x itself when it is float32 already
-    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    normed = wide * scale if wide is x else wide.mul_(scale)
-    return normed.to(x.dtype).mul_(weight)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    scale = torch.addcmul(_scalar(eps, x.device), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+    # Computed in float32, rounded once, then scaled by the weight in x's dtype, as models do.
+    return torch.mul(x, scale, out=torch.empty_like(x)).mul_(weight)
+
+
+@functools.lru_cache
+def _scalar(value: float, device: torch.device) -> torch.Tensor:
+    """A float32 scalar on the device, made once."""
+    return torch.tensor(value, dtype=torch.float32, device=device)
 
 
 def add_rms_norm(

@@ -6,11 +6,13 @@ import logging
 
 import torch
 
+from paceline import ops
 from paceline.attention.selector import select_backend
 from paceline.config import EngineConfig, ModelConfig, SpeculativeConfig
 from paceline.distributed.tp_group import SingleProcessGroup
 from paceline.models.decoder import DecoderModel
 from paceline.models.loader import TORCH_DTYPES, load_model
+from paceline.ops import native
 from paceline.sample.sampler import Sampler
 from paceline.spec.drafter import Drafter
 from paceline.worker.decode_state import DecodeState
@@ -33,6 +35,7 @@ def build_runner(config: EngineConfig, max_k: int) -> ModelRunner:
         "are faster",
         torch.get_num_threads(),
     )
+    ops.use("cpu", native.load())
     model, kv_caches = _load(config, config.model)
     scheduler = config.scheduler
     state = DecodeState(
@@ -46,13 +49,14 @@ def build_runner(config: EngineConfig, max_k: int) -> ModelRunner:
 
 
 def _load(config: EngineConfig, model: ModelConfig) -> tuple[DecoderModel, list[KVCache]]:
-    backend = select_backend(config.device, model.arch)
+    dtype = TORCH_DTYPES[model.dtype]
+    backend = select_backend(config.device, model.arch, dtype)
     loaded = load_model(model, config.device, backend, SingleProcessGroup())
     caches = allocate_kv_caches(
         model.arch,
         config.cache.num_blocks,
         config.cache.block_size,
-        TORCH_DTYPES[model.dtype],
+        dtype,
         config.device,
     )
     return loaded, caches

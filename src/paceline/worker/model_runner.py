@@ -22,14 +22,14 @@ from paceline.worker.batch import PassInput, build_pass
 from paceline.worker.decode_state import DecodeState
 from paceline.worker.kv_cache import KVCache, copy_blocks
 
-_NONFINITE = (
+NONFINITE = (
     "the model gave logits that are not finite. hint: its weights may be damaged or overflow in "
     "this dtype; try dtype='float32'"
 )
 
 
 # Prompt positions whose logits are held at once: 256 rows of a 150,000-entry vocabulary are 150 MB.
-_PROMPT_LOGITS_ROWS = 256
+PROMPT_LOGITS_ROWS = 256
 
 
 class ModelRunner:
@@ -75,6 +75,9 @@ class ModelRunner:
     def collect(self, handle: ModelRunnerOutput) -> ModelRunnerOutput:
         """The result of a launched step."""
         return handle
+
+    def close(self) -> None:
+        """What is held goes with the runner itself."""
 
     def _forward(self, batch: PassInput) -> torch.Tensor:
         hidden: torch.Tensor = self._model(
@@ -167,8 +170,8 @@ class ModelRunner:
         state = self.state
         end = min(start + len(hidden), int(state.prompt_len[row]) - 1)
         wanted = int(state.num_prompt_logprobs[row])
-        for at in range(start, end, _PROMPT_LOGITS_ROWS):
-            to = min(end, at + _PROMPT_LOGITS_ROWS)
+        for at in range(start, end, PROMPT_LOGITS_ROWS):
+            to = min(end, at + PROMPT_LOGITS_ROWS)
             logits = self._model.compute_logits(hidden[at - start : to - start])
             following = torch.from_numpy(state.history[row, at + 1 : to + 1].astype(np.int64))
             result.prompt_logprobs[row, int(state.generation[row]), at] = token_logprobs(
@@ -214,7 +217,7 @@ class ModelRunner:
         state = self.state
         live = state.active[rows]
         for row in rows[failed & live].tolist():
-            result.failed.append((row, int(state.generation[row]), _NONFINITE))
+            result.failed.append((row, int(state.generation[row]), NONFINITE))
         live &= counts > 0
         self._report(rows, runs, counts, drafts, live, result)
         state.advance(rows[live], runs[live], counts[live])

@@ -1,0 +1,303 @@
+"""``paceline bench``: does it pay, on your prompts? Variants side by side, in interleaved rounds.
+
+Everything that can be wrong is said before a model loads; torch is imported only after that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.bench.engines import EngineSet
+from paceline.bench.figures import Figures
+from paceline.bench.lengths import FORMS, parse_lengths
+from paceline.bench.plot import check_plot, draw
+from paceline.bench.prepare import place, prepare
+from paceline.bench.report import Result, to_json, to_text
+from paceline.bench.rounds import run_rounds
+from paceline.bench.variants import Comparison, Variant, make_comparison
+from paceline.bench.workload import (
+    SyntheticRequests,
+    Workload,
+    WorkloadSource,
+    check_prompts,
+    seeded,
+)
+from paceline.cli.flags import (
+    Parser,
+    add_engine_flags,
+    add_sampling_flags,
+    engine_assignment,
+    given,
+)
+from paceline.cli.main import INTERRUPTED
+from paceline.cli.prompts import PromptItem, read_prompt_file
+from paceline.config import EngineConfig
+from paceline.errors import RequestError
+from paceline.log import configure_logging
+from paceline.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.engine.tokenizer import Tokenizer
+
+_EXAMPLES = """\
+examples:
+  which draft length pays, on your prompts
+    paceline bench MODEL --speculative-model DRAFTER --k 0,1,3,5 --file prompts.txt
+  static against continuous batching, one request in four long
+    paceline bench MODEL --batching static,continuous --max-num-seqs 16 --num-requests 64 \\
+        --input-len 64 --output-len mix:0.75=32-64,0.25=512
+  any engine argument; the same value on both sides shows the noise of the machine
+    paceline bench MODEL --a block_size=16 --b block_size=32
+  nothing to download: the tiny pair in the package
+    paceline bench paceline/demo --speculative-model paceline/demo-draft --k 0,1,3,5,8
+"""
+
+_NUM_REQUESTS = 32
+_INPUT_LEN = "128"
+_OUTPUT_LEN = "64"
+_MAX_TOKENS = 256  # of a file's prompts, as `paceline generate`
+_ROUNDS = 5
+# What would end a synthetic output elsewhere than at its length.
+_ENDINGS = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Measure, and print as asked. Returns 0, or 130 if it was interrupted."""
+    parser = _parser()
+    options = parser.parse(argv)
+    engine, sampling = given(options, "engine"), given(options, "sampling")
+    _take_model(parser, options, engine)
+    comparison = _comparison(options, engine)
+    seed = engine.get("seed", 0)
+    source = _workload_source(parser, options, sampling, seed)
+    if options.plot is not None:
+        check_plot(options.plot, options.k)
+    configure_logging(logging.ERROR)  # the warnings are shown once, below
+    plans = prepare(comparison.engines, source)
+    placement = place(plans, options.processes)
+    if not options.quiet:
+        for warning in dict.fromkeys(warning for plan in plans for warning in plan.warnings):
+            print(f"paceline: warning: {warning}", file=sys.stderr)
+    rounds: list[list[Figures]] = []
+    lengths = [[v.k for v in comparison.variants if v.engine == i] for i in range(len(plans))]
+    engines = EngineSet(plans, lengths, placement)
+    status = 0
+    try:
+        with engines:
+            for figures in run_rounds(engines, plans, comparison.variants, options.rounds):
+                rounds.append(figures)
+                _show_round(options, comparison.variants, rounds)
+    except KeyboardInterrupt:
+        if not rounds:
+            raise
+        status = INTERRUPTED
+    workload = _describe_workload(options, sampling, seed, plans[0].workload)
+    result = Result(comparison.variants, plans, placement, engines.machine, workload, rounds)
+    if not options.json:
+        print(to_text(result) + "\n")
+    print(json.dumps(to_json(result), ensure_ascii=False))
+    if options.plot is not None:
+        draw(result, options.plot)
+    return status
+
+
+# ---- what the user wrote -------------------------------------------------------------------------
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="paceline bench",
+        usage="paceline bench MODEL [--k 0,3,5] [--batching static,continuous] "
+        "[--a NAME=VALUE --b NAME=VALUE] [flags]",
+        description="Compare variants of an engine: draft lengths, batching, any argument. They "
+        "run the same requests in interleaved rounds. A table for people, then a line of JSON.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("positional", nargs="*", metavar="MODEL", help="the same as --model MODEL")
+    group = parser.add_argument_group("what is compared (a product, if several are given)")
+    group.add_argument(
+        "--k", type=_draft_lengths, default=[], metavar="K,K,...", help="draft lengths; 0 is off"
+    )
+    for side, other in (("a", "b"), ("b", "a")):
+        group.add_argument(
+            f"--{side}",
+            type=engine_assignment,
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help=f"engine argument of side {side}, against side {other}; as often as needed",
+        )
+    group.add_argument(
+        "--rounds", type=_positive, default=_ROUNDS, metavar="N", help="(default: %(default)s)"
+    )
+    group.add_argument(
+        "--processes",
+        choices=("auto", "shared", "separate"),
+        default="auto",
+        help="several engines in one process, or in one each; auto: in one if they fit into "
+        "memory, else one each, taking turns",
+    )
+    group = parser.add_argument_group("what is run")
+    group.add_argument("--file", type=Path, help="prompts, as for `paceline generate`")
+    group.add_argument("--chat", action="store_true", help="send each text as a user's message")
+    group.add_argument(
+        "--num-requests",
+        type=_positive,
+        metavar="N",
+        help=f"requests a round (default: the file's prompts once, else {_NUM_REQUESTS})",
+    )
+    for name, default in (("input", _INPUT_LEN), ("output", _OUTPUT_LEN)):
+        group.add_argument(
+            f"--{name}-len",
+            metavar="LENGTHS",
+            help=f"tokens of synthetic {name}s: {FORMS} (default: {default})",
+        )
+    group = parser.add_argument_group("what comes out")
+    group.add_argument("--json", action="store_true", help="only the line of JSON")
+    group.add_argument("--plot", type=Path, metavar="FILE.png", help="draft length vs tokens/s")
+    group.add_argument("--quiet", action="store_true", help="no progress, no warnings")
+    add_engine_flags(parser)
+    add_sampling_flags(parser)
+    return parser
+
+
+def _draft_lengths(text: str) -> list[int]:
+    try:
+        ks = [int(part) for part in text.split(",")]
+    except ValueError:
+        ks = [-1]
+    if min(ks) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of draft lengths such as 0,3,5")
+    return ks
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _take_model(parser: Parser, options: argparse.Namespace, engine: dict[str, Any]) -> None:
+    if "model" not in engine and options.positional:
+        engine["model"] = options.positional.pop(0)
+    if "model" not in engine:
+        parser.error("no model. hint: `paceline bench MODEL`")
+    if options.positional:
+        parser.error(
+            f"one model at a time; what is `{options.positional[0]}`? hint: --b model=OTHER "
+            "compares two, --file FILE reads prompts"
+        )
+
+
+def _comparison(options: argparse.Namespace, engine: dict[str, Any]) -> Comparison:
+    # A cache that earlier rounds have filled would spare later ones their prefill.
+    engine.setdefault("enable_prefix_caching", False)
+    sides = {"a": dict(options.a), "b": dict(options.b)} if options.a or options.b else {}
+    batchings: list[str] = []
+    if "," in engine.get("batching", ""):
+        batchings = engine.pop("batching").split(",")
+    return make_comparison(engine, sides, batchings, options.k)
+
+
+# ---- requests ------------------------------------------------------------------------------------
+
+
+def _workload_source(
+    parser: Parser, options: argparse.Namespace, sampling: dict[str, Any], seed: int
+) -> WorkloadSource:
+    SamplingParams(**sampling)  # refuses wrong values
+    if options.file is None:
+        if options.chat:
+            parser.error("--chat is for the texts of a file. hint: give one with --file")
+        for name in _ENDINGS:
+            if name in sampling:
+                parser.error(
+                    f"--{name.replace('_', '-')} is for prompts of a file: synthetic outputs end "
+                    "at their length. hint: set it with --output-len"
+                )
+        return SyntheticRequests(
+            options.num_requests or _NUM_REQUESTS,
+            parse_lengths(options.input_len or _INPUT_LEN),
+            parse_lengths(options.output_len or _OUTPUT_LEN),
+            seed,
+            sampling,
+        )
+    for name in ("input", "output"):
+        if getattr(options, f"{name}_len") is not None:
+            hint = "--max-tokens limits outputs" if name == "output" else "leave it out"
+            parser.error(f"--{name}-len is for synthetic requests, not for --file. hint: {hint}")
+    items = read_prompt_file(options.file)
+    if not items:
+        parser.error(f"`{options.file}` has no prompts. hint: one a line, or JSON lines")
+    for item in items:
+        SamplingParams(**{**sampling, **item.sampling})
+    if options.chat:
+        items = [item.as_chat() for item in items]
+    count = options.num_requests or len(items)
+    repeated = [items[number % len(items)] for number in range(count)]
+    return functools.partial(_file_workload, repeated, sampling, seed)
+
+
+def _file_workload(
+    items: Sequence[PromptItem],
+    sampling: dict[str, Any],
+    seed: int,
+    config: EngineConfig,
+    tokenizer: Tokenizer | None,
+) -> Workload:
+    prompts = [_token_ids(item, tokenizer) for item in items]
+    check_prompts(prompts, config)
+    defaults = {"max_tokens": _MAX_TOKENS, **config.default_sampling, **sampling}
+    params = [SamplingParams(**{**defaults, **item.sampling}) for item in items]
+    return Workload(prompts, seeded(params, seed))
+
+
+def _token_ids(item: PromptItem, tokenizer: Tokenizer | None) -> list[int]:
+    if item.token_ids is not None:
+        return item.token_ids
+    if tokenizer is None:
+        raise RequestError(
+            "the prompts are texts, but skip_tokenizer_init is set. hint: give JSON lines with "
+            "`prompt_token_ids`"
+        )
+    if item.messages is not None:
+        ids: list[int] = tokenizer.apply_chat_template(item.messages)
+        return ids
+    return tokenizer.encode(item.text or "")
+
+
+def _describe_workload(
+    options: argparse.Namespace, sampling: dict[str, Any], seed: int, workload: Workload
+) -> dict[str, Any]:
+    """As JSON: enough to run it again."""
+    synthetic = options.file is None
+    return {
+        "num_requests": len(workload.prompts),
+        "num_prompt_tokens": workload.num_prompt_tokens,
+        "file": None if synthetic else str(options.file),
+        "chat": options.chat,
+        "input_len": (options.input_len or _INPUT_LEN) if synthetic else None,
+        "output_len": (options.output_len or _OUTPUT_LEN) if synthetic else None,
+        "seed": seed,
+        "sampling": sampling,
+    }
+
+
+def _show_round(
+    options: argparse.Namespace, variants: Sequence[Variant], rounds: Sequence[Sequence[Figures]]
+) -> None:
+    if options.quiet or not sys.stderr.isatty():
+        return
+    speeds = ", ".join(
+        f"{variant.name} {one.tokens_per_second:.0f}"
+        for variant, one in zip(variants, rounds[-1], strict=True)
+    )
+    print(f"round {len(rounds)} of {options.rounds}, tokens/s: {speeds}", file=sys.stderr)

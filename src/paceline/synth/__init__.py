@@ -1,0 +1,1 @@
+"""Models without a download: published shapes, random weights, a known acceptance rate."""

@@ -1,0 +1,55 @@
+"""Decode iterations as graphs: one a (bucket, k).
+
+A batch is padded to the next bucket with null rows, which costs little: a decode step reads the
+same weights for a few rows more.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.worker.decode_step import DecodeStep
+from paceline.worker.graphs import Graphs
+
+_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+_BUCKET_STEP = 128  # beyond the list
+
+
+def bucket_of(rows: int, most: int) -> int:
+    """The number of rows that a batch of ``rows`` is padded to, at most ``most``."""
+    for size in _BUCKETS:
+        if rows <= size:
+            return min(size, most)
+    return min(-(-rows // _BUCKET_STEP) * _BUCKET_STEP, most)
+
+
+class DecodeGraphs:
+    """Runs a ``DecodeStep``, captured where the device can."""
+
+    def __init__(self, step: DecodeStep, graphs: Graphs) -> None:
+        self.step = step
+        self.graphs = graphs
+        self._warm: set[int] = set()  # draft lengths that have run
+
+    def run(self, entries: int, k: int) -> torch.Tensor:
+        """Enqueue an iteration of ``entries`` rows, a bucket size; returns its hidden states.
+
+        They lie in memory that the next graph may overwrite.
+        """
+        if not self.graphs.enabled:
+            return self.step.run(entries, k)
+        key = ("decode", entries, k)
+        if key not in self.graphs:
+            self.capture(entries, k)
+        return self.graphs.replay(key)
+
+    def capture(self, entries: int, k: int) -> None:
+        """Capture the graph of a bucket and a draft length; the rows' state stays as it is."""
+        step = self.step
+        rows = step.rows.clone()
+        step.rows.fill_(step.state.max_num_seqs)  # null rows: nothing is committed
+        self.graphs.capture(
+            ("decode", entries, k), lambda: step.run(entries, k), warm_up=k not in self._warm
+        )
+        step.rows.copy_(rows)
+        self._warm.add(k)

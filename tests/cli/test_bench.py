@@ -1,0 +1,318 @@
+"""``paceline bench`` end to end on the pair in the package, and everything it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench import rounds
+from paceline.bench.figures import Figures, figures_of
+from paceline.cli import flags
+from paceline.cli.main import main
+
+SMALL = ["bench", "paceline/demo", "--dtype", "float32", "--max-num-seqs", "4", "--quiet"]
+SMALL += ["--max-model-len", "64", "--kv-cache-memory-bytes", "8MiB"]
+SYNTHETIC = [*SMALL, "--num-requests", "6", "--input-len", "4-9", "--output-len", "6"]
+DRAFTER = ["--speculative-model", "paceline/demo-draft"]
+
+
+def bench(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, dict[str, Any]]:
+    """Run it; the tables, and the object on the last line."""
+    assert main(list(argv)) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    *tables, last = captured.out.splitlines()
+    return "\n".join(tables), json.loads(last)
+
+
+# ---- end to end ----------------------------------------------------------------------------------
+
+
+def test_draft_lengths_of_one_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    tables, result = bench(capsys, *SYNTHETIC, *DRAFTER, "--k", "0,2", "--rounds", "2")
+    assert [variant["name"] for variant in result["variants"]] == ["k=0", "k=2"]
+    assert (result["num_rounds"], result["bounds"]) == (2, "min to max")
+    assert result["placement"] == "shared"
+    assert result["machine"]["threads"] >= 1
+    workload = result["workload"]
+    assert (workload["num_requests"], workload["input_len"], workload["seed"]) == (6, "4-9", 0)
+    for variant, k in zip(result["variants"], (0, 2), strict=True):
+        assert variant["arguments"]["num_speculative_tokens"] == 2
+        assert variant["arguments"]["enable_prefix_caching"] is False
+        assert len(variant["rounds"]) == 2
+        for one in variant["rounds"]:
+            assert one["num_tokens"] == 36
+            assert one["tokens_per_second"] == pytest.approx(36 / one["seconds"])
+            assert one["num_same_outputs"] == 6
+            assert len(one["proposed_by_position"]) == k
+            assert one["inter_token_ms"]["p50"] <= one["inter_token_ms"]["p99"]
+            assert one["cached_share"] == 0
+    plain, drafting = result["variants"]
+    assert plain["ratio"] == {"median": 1, "low": 1, "high": 1}
+    ratios = [
+        mine["tokens_per_second"] / first["tokens_per_second"]
+        for mine, first in zip(drafting["rounds"], plain["rounds"], strict=True)
+    ]
+    assert drafting["ratio"]["low"] == pytest.approx(min(ratios))
+    assert plain["tokens_per_step"] == 1 < drafting["tokens_per_step"]
+    assert drafting["num_decode_passes"] < plain["num_decode_passes"]
+    assert len(drafting["acceptance"]["conditional"]) == 2
+    assert "All 6 outputs were the same tokens in every run." in tables
+    assert "The prompts were random tokens" in tables
+
+
+def test_the_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    tables, _ = bench(capsys, *SYNTHETIC, *DRAFTER, "--k", "0,16", "--rounds", "1")
+    assert max(map(len, tables.splitlines())) <= 100
+    for heading in ("Speed", "Latency, ms", "Batches", "Accepted drafts by position"):
+        assert heading in tables
+
+
+def test_static_against_continuous(capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ["--num-requests", "8", "--input-len", "4", "--output-len", "mix:0.75=3,0.25=24"]
+    argv = [*SMALL, *lengths, "--batching", "static,continuous", "--rounds", "1"]
+    tables, result = bench(capsys, *argv)
+    static, continuous = result["variants"]
+    assert (static["name"], continuous["name"]) == ("static", "continuous")
+    assert static["num_decode_passes"] > continuous["num_decode_passes"]
+    assert static["rows_per_pass"] < continuous["rows_per_pass"]
+    assert "2 engines, all in one process" in tables
+    assert "Accepted drafts" not in tables
+
+
+def test_two_sides_in_processes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*SYNTHETIC, "--processes", "separate", "--rounds", "1", "--b", "block_size=8"]
+    argv += ["--b", "enable-prefix-caching=true", "--input-len", "20"]
+    tables, result = bench(capsys, *argv)
+    assert result["placement"] == "separate"
+    a, b = result["variants"]
+    assert "block_size" not in a["arguments"]
+    assert b["arguments"]["block_size"] == 8
+    assert (a["cached_share"] > 0, b["cached_share"] > 0) == (False, True)
+    assert a["rounds"][0]["num_same_outputs"] == b["rounds"][0]["num_same_outputs"] == 6
+    assert "b: enable_prefix_caching=True, block_size=8" in tables
+    assert "prefix caching is on and warm: 0% to" in tables.replace("\n  ", " ")
+
+
+def test_engines_take_turns_where_memory_holds_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.check.machine.available_memory", lambda: 70 * 1024**2)
+    argv = [*SYNTHETIC, "--rounds", "2", "--a", "block_size=8", "--b", "block_size=16"]
+    tables, result = bench(capsys, *argv)
+    assert result["placement"] == "alternating"
+    assert [len(variant["rounds"]) for variant in result["variants"]] == [2, 2]
+    assert "memory holds one at a time" in tables.replace("\n  ", " ")
+    assert main([*argv, "--processes", "shared"]) == 1
+    assert "the 2 engines need" in capsys.readouterr().err
+
+
+def test_prompts_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "import os", "max_tokens": 3}, {"prompt_token_ids": [5, 6]}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    argv = [*SMALL, "--file", str(file), "--max-tokens", "5", "--ignore-eos", "--rounds", "1"]
+    _, result = bench(capsys, *argv, "--temperature", "0", "--num-requests", "5", "--json")
+    (variant,) = result["variants"]
+    assert variant["name"] == "engine"
+    assert variant["rounds"][0]["num_tokens"] == 3 + 5 + 3 + 5 + 3
+    assert result["workload"]["sampling"]["temperature"] == 0
+    assert result["workload"]["file"] == str(file)
+    assert result["workload"]["input_len"] is None
+
+
+def test_only_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SYNTHETIC, "--rounds", "1", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert set(json.loads(line)) == {
+        "paceline",
+        "machine",
+        "workload",
+        "num_rounds",
+        "bounds",
+        "placement",
+        "variants",
+    }
+
+
+def test_progress_is_a_line_a_round(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    loud = [part for part in SYNTHETIC if part != "--quiet"]
+    assert main([*loud, "--rounds", "2", "--json"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["round 1 of 2", "round 2 of 2"]
+    assert "tokens/s: engine " in lines[0]
+
+
+@pytest.mark.parametrize(("after", "printed"), [(3, 1), (1, 0)])
+def test_an_interrupt_shows_the_whole_rounds(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
+    printed: int,
+) -> None:
+    calls = iter(range(100))
+
+    def interrupted(*arguments: Any) -> Figures:
+        if next(calls) == after:
+            raise KeyboardInterrupt
+        return figures_of(*arguments)
+
+    monkeypatch.setattr(rounds, "figures_of", interrupted)
+    argv = [*SYNTHETIC, *DRAFTER, "--k", "0,1", "--rounds", "9"]
+    assert main(argv) == 130
+    out = capsys.readouterr().out
+    assert bool(out) == bool(printed)
+    if printed:
+        assert json.loads(out.splitlines()[-1])["num_rounds"] == printed
+
+
+def test_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for name, starts in (("k.png", b"\x89PNG"), ("k.svg", b"<?xml")):
+        file = tmp_path / name
+        bench(capsys, *SYNTHETIC, *DRAFTER, "--k", "0,1", "--rounds", "1", "--plot", str(file))
+        assert file.read_bytes().startswith(starts)
+
+
+# ---- refused before anything loads ---------------------------------------------------------------
+
+
+@pytest.fixture
+def _nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("an engine was opened")
+
+    monkeypatch.setattr("paceline.bench.engines.LocalEngine.__init__", load)
+    monkeypatch.setattr("paceline.bench.engines.ChildEngine.__init__", load)
+
+
+@pytest.mark.usefixtures("_nothing_loads")
+@pytest.mark.parametrize(
+    ("argv", "status", "says"),
+    [
+        (["bench"], 2, "no model. hint: `paceline bench MODEL`"),
+        (["bench", "m", "other"], 2, "one model at a time; what is `other`?"),
+        ([*SMALL, "--k", "0,3"], 1, "draft length k = 3 without a drafter"),
+        ([*SMALL, "--k", "0,x"], 2, "'0,x' is not a list of draft lengths"),
+        ([*SMALL, "--k", "3,-1"], 2, "'3,-1' is not a list of draft lengths"),
+        ([*SMALL, "--a", "block_sise=3"], 1, "did you mean `block_size`?"),
+        ([*SMALL, "--a", "block_size"], 2, "'block_size' is not of the form name=value"),
+        ([*SMALL, "--a", "block_size=x"], 2, "block_size: invalid int value: 'x'"),
+        ([*SMALL, "--a", "enable_prefix_caching=1"], 2, "must be true or false, got '1'"),
+        ([*SMALL, "--a", "kv_cache_memory_bytes=9q"], 2, "'9q' is not a size"),
+        ([*SMALL, "--b", "block_size=0"], 1, "variant b: `block_size` must be"),
+        ([*SMALL, "--batching", "static,dynamic"], 1, "`batching='dynamic'` is unknown"),
+        ([*SMALL, "--rounds", "0"], 2, "'0' is not a whole number above 0"),
+        ([*SMALL, "--output-len", "poisson:3"], 1, "there is no distribution `poisson`"),
+        ([*SMALL, "--output-len", "80"], 1, "208 in all, but max_model_len is 64"),
+        ([*SMALL, "--max-tokens", "5"], 2, "synthetic outputs end at their length"),
+        ([*SMALL, "--stop", "x"], 2, "--stop is for prompts of a file"),
+        ([*SMALL, "--temperature", "-1"], 1, "`temperature`"),
+        ([*SMALL, "--chat"], 2, "--chat is for the texts of a file"),
+        ([*SMALL, "--file", "/no/such"], 1, "the prompt file `/no/such` cannot be read"),
+        ([*SMALL, "--plot", "x.png"], 1, "fewer than two draft lengths"),
+    ],
+)
+def test_refused(
+    capsys: pytest.CaptureFixture[str], argv: list[str], status: int, says: str
+) -> None:
+    try:
+        found = main(argv)
+    except SystemExit as exit_:
+        found = int(exit_.code or 0)
+    captured = capsys.readouterr()
+    assert found == status
+    assert says in captured.err.replace(".\n  hint:", ". hint:")
+    assert captured.out == ""
+
+
+@pytest.mark.usefixtures("_nothing_loads")
+def test_refused_prompts_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("short\n" + "a long one " * 100 + "\n")
+    assert main([*SMALL, "--file", str(file)]) == 1
+    assert "prompt 2 has" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*SMALL, "--file", str(file), "--input-len", "5"])
+    assert "--input-len is for synthetic requests" in capsys.readouterr().err
+    assert main([*SMALL, "--file", str(file), "--skip-tokenizer-init"]) == 1
+    assert "the prompts are texts, but skip_tokenizer_init is set" in capsys.readouterr().err
+    file.write_text("\n")
+    with pytest.raises(SystemExit):
+        main([*SMALL, "--file", str(file)])
+    assert "has no prompts" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_nothing_loads")
+def test_refused_plots(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    plots = [*SMALL, *DRAFTER, "--k", "0,1", "--plot"]
+    for path, says in (
+        (tmp_path / "no" / "x.png", "there is no directory"),
+        (tmp_path / "x.docx", "cannot write the format"),
+    ):
+        assert main([*plots, str(path)]) == 1
+        assert says in capsys.readouterr().err
+    (tmp_path / "folder.png").mkdir()
+    assert main([*plots, str(tmp_path / "folder.png")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_nothing_loads")
+def test_a_plot_without_matplotlib(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main([*SMALL, *DRAFTER, "--k", "0,1", "--plot", "x.png"]) == 1
+    assert "pip install paceline[plot]" in capsys.readouterr().err
+
+
+# ---- flags and imports ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("block_size=32", "block_size", 32),
+        ("--block-size=32", "block_size", 32),
+        ("kv_cache_memory_bytes=1GiB", "kv_cache_memory_bytes", 1024**3),
+        ("enable-prefix-caching=True", "enable_prefix_caching", True),
+        ("enable_chunked_prefill=false", "enable_chunked_prefill", False),
+        ("speculative_model=none", "speculative_model", None),
+        ("speculative_model=[ngram]", "speculative_model", "[ngram]"),
+        ("gpu_memory_utilization=0.5", "gpu_memory_utilization", 0.5),
+        ("tensor_parallel_size=1", "tensor_parallel_size", 1),
+        ("model=a=b", "model", "a=b"),
+    ],
+)
+def test_engine_assignments(text: str, name: str, value: object) -> None:
+    assert flags.engine_assignment(text) == (name, value)
+
+
+def test_help_and_refusals_need_no_torch() -> None:
+    code = (
+        "import sys; from paceline.cli.main import main\n"
+        "status = main(['bench', 'paceline/demo', '--output-len', '100000'])\n"
+        "assert status == 1; assert 'torch' not in sys.modules\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "max_model_len is" in found.stderr
+
+
+def test_help_has_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    for example in ("--k 0,1,3,5 --file", "--batching static,continuous", "--b block_size=32"):
+        assert example in out
