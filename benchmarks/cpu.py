@@ -33,7 +33,7 @@ import torch
 import transformers
 
 from paceline import LLM, SamplingParams
-from paceline.bench.measure import ChosenLength, Run, measure
+from paceline.bench.measure import ChosenLength, measure
 from paceline.bench.spread import bounds_name, spread
 
 SMOL, SMALL, LARGE = (
@@ -41,8 +41,9 @@ SMOL, SMALL, LARGE = (
     "qwen2.5-coder-0.5b-instruct",
     "qwen2.5-coder-1.5b-instruct",
 )
-LENGTHS = (0, 1, 2, 3, 4, 5, 8)
+LENGTHS = (0, 1, 3, 4, 5, 8)
 NGRAM_LENGTHS = (0, 5, 10, 16)
+EDIT_TOKENS = 144  # the edited code ends soon after
 CODING = [
     "Write a Python function that merges two sorted lists.",
     "Write a Python class for a bank account with deposit and withdraw.",
@@ -51,10 +52,7 @@ CODING = [
     "Write a Python decorator that retries a function three times.",
     "Write a Python generator that yields prime numbers.",
 ]
-EDIT = '''Rename the method `area` to `surface` in this code and reply with the whole code only.
-
-```python
-import math
+CODE = '''import math
 
 
 class Shape:
@@ -88,8 +86,12 @@ class Rectangle(Shape):
 
     def perimeter(self):
         return 2 * (self.width + self.height)
-```
 '''
+EDITS = [
+    "Rename the method `area` to `surface` in this code",
+    "Add a return annotation (float) to `perimeter` of `Circle` and `Rectangle` in this code",
+    "Rename the class `Shape` to `Figure` in this code",
+]
 
 
 def model_path(name: str) -> str:
@@ -166,14 +168,14 @@ def compare(title: str, found: dict[str, list[float]]) -> dict[str, Any]:
     print(f"\n{title}; median of {rounds} rounds ({bounds_name(rounds)})")
     rows = {}
     for name, values in found.items():
-        speed = spread(values)
+        rate = spread(values)
         ratio = spread([value / other for value, other in zip(values, found[base], strict=True)])
         rows[name] = {
             "tokens_per_second": values,
             "ratio": [ratio.median, ratio.low, ratio.high],
         }
         print(
-            f"  {name:24} {speed.median:8.1f} tokens/s ({speed.low:.1f} to {speed.high:.1f})"
+            f"  {name:24} {rate.median:8.1f} tokens/s ({rate.low:.1f} to {rate.high:.1f})"
             f"  {ratio.median:6.2f}x ({ratio.low:.2f} to {ratio.high:.2f})",
             flush=True,
         )
@@ -202,12 +204,18 @@ def plain(rounds: int) -> dict[str, Any]:
 
 
 def speculation(rounds: int) -> dict[str, Any]:
-    """Draft length against tokens/s, one stream, beside transformers' and our plain decoding."""
+    """Draft length against tokens/s, one stream, beside transformers' and our plain decoding.
+
+    Every prompt is a round.
+    """
     reference = Reference(LARGE)
+    edits = [
+        f"{text} and reply with the whole code only.\n\n```python\n{CODE}```" for text in EDITS
+    ]
     results = {}
     for title, drafter, lengths, texts, tokens in (
         ("0.5B drafter, coding prompts", model_path(SMALL), LENGTHS, CODING, 96),
-        ("n-gram lookup, a code edit", "[ngram]", NGRAM_LENGTHS, [EDIT], 256),
+        ("n-gram lookup, code edits", "[ngram]", NGRAM_LENGTHS, edits, EDIT_TOKENS),
     ):
         policy = ChosenLength(max(lengths))
         with open_engine(
@@ -217,17 +225,18 @@ def speculation(rounds: int) -> dict[str, Any]:
             num_speculative_tokens=max(lengths),
             policy=policy,
         ) as llm:
-            tokenizer = llm.get_tokenizer()
-            prompts = [
-                tokenizer.apply_chat_template(
-                    [{"role": "user", "content": text}], add_generation_prompt=True
-                )
-                for text in texts
-            ]
-            results[title] = _draft_lengths(
-                llm, policy, reference, prompts, lengths, tokens, rounds
-            )
-            compare(f"1.5B, {title}", results[title].pop("found"))
+            found, decode, passes = _draft_lengths(llm, policy, reference, (texts, tokens), lengths)
+        rows = compare(f"1.5B, {title}, against transformers", found)
+        del found["transformers"]
+        own = compare(f"1.5B, {title}, against own plain decoding", found)
+        without = compare(f"1.5B, {title}, the same without prefill", decode)
+        print(f"  tokens a pass: {passes}")
+        results[title] = {
+            "transformers": rows,
+            "own": own,
+            "own_without_prefill": without,
+            "tokens_per_pass": passes,
+        }
     return results
 
 
@@ -235,76 +244,56 @@ def _draft_lengths(
     llm: LLM,
     policy: ChosenLength,
     reference: Reference,
-    prompts: list[list[int]],
+    work: tuple[list[str], int],
     lengths: tuple[int, ...],
-    tokens: int,
-    rounds: int,
-) -> dict[str, Any]:
+) -> tuple[dict[str, list[float]], dict[str, list[float]], dict[int, float]]:
+    """Tokens per second of each variant for each text, ours without prefill, tokens a pass by k."""
+    texts, tokens = work
+    tokenizer = llm.get_tokenizer()
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    last: dict[int, list[Run]] = {}
+    passes = dict.fromkeys(lengths, 0)
+    decode: dict[str, list[float]] = {f"k = {k}": [] for k in lengths}
 
-    def ours(k: int) -> float:
+    def ours(k: int, prompt: list[int]) -> float:
         policy.k = k
-        last[k] = [measure(llm, [prompt], greedy) for prompt in prompts]
-        return sum(r.num_tokens for r in last[k]) / sum(r.seconds for r in last[k])
+        run = measure(llm, [prompt], greedy)
+        passes[k] += run.num_decode_passes
+        seconds = run.seconds - float(run.first_token_seconds[0])
+        decode[f"k = {k}"].append((run.num_tokens - 1) / seconds)
+        return run.tokens_per_second
 
-    def theirs() -> float:
-        times = [tokens / reference([prompt], tokens) for prompt in prompts]
-        return tokens * len(prompts) / sum(times)
-
-    variants = {"transformers": theirs, **{f"k = {k}": lambda k=k: ours(k) for k in lengths}}
-    found = interleave(variants, rounds)
-    own = {
-        k: spread([a / b for a, b in zip(found[f"k = {k}"], found["k = 0"], strict=True)])
-        for k in lengths
-    }
-    for k in lengths:
-        passes = sum(r.num_decode_passes for r in last[k])
-        per_pass = sum(r.num_tokens - 1 for r in last[k]) / passes
-        print(
-            f"    k = {k:2}: {own[k].median:.2f}x own plain ({own[k].low:.2f} to {own[k].high:.2f})"
-            f", {per_pass:.2f} tokens a pass"
+    found: dict[str, list[float]] = {"transformers": [], **{f"k = {k}": [] for k in lengths}}
+    for turn, text in enumerate(texts):
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True
         )
-    return {
-        "rates": found,
-        "vs_own_plain": {k: [s.median, s.low, s.high] for k, s in own.items()},
-    }
+        variants: dict[str, Callable[[], float]] = {
+            "transformers": partial(reference, [prompt], tokens),
+            **{f"k = {k}": partial(ours, k, prompt) for k in lengths},
+        }
+        names = list(variants)
+        for i in range(len(names)):
+            name = names[(i + turn) % len(names)]
+            found[name].append(variants[name]())
+    per_pass = {k: round(len(texts) * (tokens - 1) / n, 2) for k, n in passes.items()}
+    return found, decode, per_pass
 
 
 def batching(rounds: int) -> dict[str, Any]:
-    """256 requests of very different lengths on 16 rows."""
+    """256 requests of very different lengths on 16 rows; minutes a round, so few of them."""
     rng = random.Random(0)
     lengths = [512 if i % 4 == 0 else rng.randint(32, 64) for i in range(256)]
     rng.shuffle(lengths)
     sampling = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
     prompts = [[rng.randrange(100, 40000) for _ in range(32)] for _ in lengths]
-    results = {}
-    for title, model, dtype, times in (
-        ("SmolLM2-135M", model_path(SMOL), "bfloat16", max(1, rounds // 4)),
-        ("paceline/demo", "paceline/demo", "bfloat16", rounds),
-    ):
-        if model == "paceline/demo":
-            prompts = [[token % 4000 + 10 for token in prompt] for prompt in prompts]
-        engines = {
-            mode: LLM(
-                model,
-                dtype=dtype,
-                max_model_len=768,
-                max_num_seqs=16,
-                enable_prefix_caching=False,
-                disable_log_stats=True,
-                batching=mode,
-            )
-            for mode in ("static", "continuous")
-        }
-        found: dict[str, list[float]] = {mode: [] for mode in engines}
-        for turn in range(times):
-            for mode in sorted(engines, reverse=turn % 2 == 0):
-                found[mode].append(speed(engines[mode], prompts, sampling))
-        results[title] = compare(f"Batching, {title}, 256 requests on 16 rows", found)
-        for llm in engines.values():
-            llm.close()
-    return results
+    engines = {mode: open_engine(SMOL, batching=mode) for mode in ("static", "continuous")}
+    found: dict[str, list[float]] = {mode: [] for mode in engines}
+    for turn in range(max(1, rounds // 3)):
+        for mode in sorted(engines, reverse=turn % 2 == 0):
+            found[mode].append(speed(engines[mode], prompts, sampling))
+    for llm in engines.values():
+        llm.close()
+    return compare(f"Batching, {SMOL}, 256 requests on 16 rows", found)
 
 
 FIRST_TOKEN = """

@@ -41,7 +41,7 @@ INLINE void norm_row(const void *x, void *residual, const void *weight, void *no
             v = round_to(v + load_some(residual, at + i, n, bf16), bf16);
             store_some(residual, at + i, v, n, bf16);
         }
-        sum += v * v;
+        sum = multiply_add(v, v, sum);
     }
     const void *source = residual ? residual : x;
     float scale = 1.0f / sqrtf(sum_lanes(sum) / (float)size + eps);
@@ -137,7 +137,8 @@ INLINE void turn_head(float *x, const void *weight, const float *cosine, const f
     int size = h->head_dim, half = size / 2;
     if (weight) {
         lanes sum = {0};
-        for (int i = 0; i < size; i += LANES) sum += load_floats(x + i) * load_floats(x + i);
+        for (int i = 0; i < size; i += LANES)
+            sum = multiply_add(load_floats(x + i), load_floats(x + i), sum);
         float scale = 1.0f / sqrtf(sum_lanes(sum) / (float)size + h->eps);
         float w[MAX_HEAD_DIM];
         widen(w, weight, 0, size, bf16);
@@ -198,7 +199,8 @@ INLINE void multiply_block(int rows, int vecs, const float *a, int a_row, const 
         for (int v = 0; v < vecs; v++) {
             lanes column = load(b[v], at, bf16);
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) sum[r][v] += a[r * a_row + i] * column;
+            for (int r = 0; r < rows; r++)
+                sum[r][v] = multiply_add(splat(a[r * a_row + i]), column, sum[r][v]);
         }
     }
 #pragma GCC unroll 4
@@ -207,9 +209,11 @@ INLINE void multiply_block(int rows, int vecs, const float *a, int a_row, const 
         for (int v = 0; v < vecs; v++) store_floats(c + r * c_row + v * LANES, sum[r][v]);
 }
 
-/* multiply_block for 1 to ROW_BLOCK rows and 1 to VECTORS vectors, each a loop of its own. */
-static void multiply(int rows, int vecs, const float *a, int a_row, const void *const *b, int b_row,
-                     float *c, int c_row, int depth, const float *scale, int bf16) {
+/* multiply_block for 1 to ROW_BLOCK rows and 1 to VECTORS vectors, each a loop of its own; once. */
+__attribute__((noinline)) static void multiply(int rows, int vecs, const float *a, int a_row,
+                                               const void *const *b, int b_row, float *c,
+                                               int c_row, int depth, const float *scale,
+                                               int bf16) {
 #define CASE(R, V) \
     case 8 * R + V: \
         if (bf16) multiply_block(R, V, a, a_row, b, b_row, c, c_row, depth, scale, 1); \
@@ -335,30 +339,31 @@ INLINE void attend_tile(struct chunk *w, const struct heads *h, int rows, int st
     }
 }
 
-/* The same for at most ROW_BLOCK rows, which read K and V where they lie: for so few, converting
- * them first would cost more than it saves, and waiting for memory would not overlap with work. */
+/* The same for few rows, which read K and V where they lie: converting them first would cost more
+ * than it saves, and waiting for memory would not overlap with work. */
 INLINE void attend_pages(struct chunk *w, const struct heads *h, const struct pass *p,
                          const void *keys, const void *values, const int32_t *blocks, int head,
-                         int rows, int start, int end, int bf16) {
-    int bytes = bf16 ? 2 : 4, size = h->head_dim, step = VECTORS * LANES;
+                         int row, int rows, int start, int end, int bf16) {
+    int bytes = bf16 ? 2 : 4, size = h->head_dim;
     float scores[ROW_BLOCK * KEY_TILE], kept[ROW_BLOCK];
-    for (int at = start; at < end; at += step) {
+    for (int at = start; at < end; at += VECTORS * LANES) {
         const void *vectors[4] = {0};
         int vecs = 0;
         for (int i = at; i < end && vecs < VECTORS; i += LANES)
             vectors[vecs++] = (const char *)keys +
                 (page(h, p, blocks[i / p->block_size], head) + i % p->block_size) * bytes;
-        multiply(rows, vecs, w->queries, size, vectors, p->block_size, scores + at - start,
-                 KEY_TILE, size, NULL, bf16);
+        multiply(rows, vecs, w->queries + row * size, size, vectors, p->block_size,
+                 scores + at - start, KEY_TILE, size, NULL, bf16);
     }
     for (int r = 0; r < rows; r++)
-        kept[r] = soften(scores + r * KEY_TILE, end - start, start, w, r);
+        kept[r] = soften(scores + r * KEY_TILE, end - start, start, w, row + r);
     for (int at = start; at < end;) {
         int offset = at % p->block_size, room = p->block_size - offset;
         int run = end - at < room ? end - at : room;
         int64_t first = page(h, p, blocks[at / p->block_size], head) + (int64_t)offset * size;
         multiply_matrix(rows, size, scores + at - start, KEY_TILE,
-                        (const char *)values + first * bytes, size, w->sums, size, run, kept, bf16);
+                        (const char *)values + first * bytes, size, w->sums + row * size, size,
+                        run, kept, bf16);
         for (int r = 0; r < rows; r++) kept[r] = 1.0f;
         at += run;
     }
@@ -393,13 +398,15 @@ INLINE void attend_queries(const struct heads *h, const struct pass *p, const vo
             for (int i = 0; i < size; i++) w.queries[r * stride + i] *= scale;
             memset(w.sums + r * stride, 0, 4 * (size_t)stride);
         }
-        int few = rows <= ROW_BLOCK && size == stride && p->block_size % LANES == 0;
+        int few = rows <= 2 * ROW_BLOCK && size == stride && p->block_size % LANES == 0;
         for (int start = from / KEY_TILE * KEY_TILE; start < to; start += KEY_TILE) {
             int end = to - start < KEY_TILE ? to : start + KEY_TILE;
             if (few) {
                 int next = to - end < KEY_TILE ? to : end + KEY_TILE;
                 fetch_tile(h, p, keys, values, blocks, kv_head, end, next);
-                attend_pages(&w, h, p, keys, values, blocks, kv_head, rows, start, end, bf16);
+                for (int r = 0; r < rows; r += ROW_BLOCK)
+                    attend_pages(&w, h, p, keys, values, blocks, kv_head, r,
+                                 rows - r < ROW_BLOCK ? rows - r : ROW_BLOCK, start, end, bf16);
                 continue;
             }
             load_tile(&w, h, p, keys, values, blocks, kv_head, start, end, stride, bf16);
@@ -432,10 +439,10 @@ static void attend(const struct heads *h, const struct pass *p, void *qkv, void 
         else turn_token(h, p, qkv, cosine, sine, keys, values, token, 0);
     }
     /* Later tiles see more keys: they come first, so that the last ones left are short. */
-#pragma omp for schedule(dynamic, 3)
+#pragma omp for schedule(dynamic)
     for (int64_t item = (int64_t)p->num_tiles * h->num_kv_heads - 1; item >= 0; item--) {
         int tile = (int)(item / h->num_kv_heads), head = (int)(item % h->num_kv_heads);
-        fetch_item(h, p, keys, values, item - 1); /* where threads take turns, this one's */
+        fetch_item(h, p, keys, values, item - threads); /* where threads take turns, this one's */
         if (h->bf16) attend_queries(h, p, qkv, out, keys, values, tile, head, 1);
         else attend_queries(h, p, qkv, out, keys, values, tile, head, 0);
     }

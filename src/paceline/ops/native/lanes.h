@@ -10,6 +10,8 @@
 #include <string.h>
 #if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -31,6 +33,20 @@ INLINE lanes splat(float x) { return x - (lanes){0}; }
 
 INLINE lanes pick(ints mask, lanes yes, lanes no) {
     return (lanes)((mask & (ints)yes) | (~mask & (ints)no));
+}
+
+/* a * b + c, rounded once where the CPU can. Left to the compiler, it might fuse one copy of a loop
+ * and not another, or the other product of two: results would depend on which loop computes them. */
+INLINE lanes multiply_add(lanes a, lanes b, lanes c) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON)
+    return (lanes)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
 }
 
 INLINE lanes load_floats(const float *from) {
@@ -135,12 +151,12 @@ INLINE lanes exp2_lanes(lanes x) {
     lanes shifted = x + magic;
     lanes f = x - (shifted - magic);
     lanes y = splat(1.535336196e-4f);
-    y = y * f + 1.339887385e-3f;
-    y = y * f + 9.618436918e-3f;
-    y = y * f + 5.550332367e-2f;
-    y = y * f + 2.402264774e-1f;
-    y = y * f + 6.931471825e-1f;
-    y = y * f + 1.0f;
+    y = multiply_add(y, f, splat(1.339887385e-3f));
+    y = multiply_add(y, f, splat(9.618436918e-3f));
+    y = multiply_add(y, f, splat(5.550332367e-2f));
+    y = multiply_add(y, f, splat(2.402264774e-1f));
+    y = multiply_add(y, f, splat(6.931471825e-1f));
+    y = multiply_add(y, f, splat(1.0f));
     return y * (lanes)(((ints)shifted << 23) + 0x3f800000); /* bits of 2^n; of 0 for n = -127 */
 }
 
