@@ -104,3 +104,8 @@ def test_what_makes_no_sense_is_refused(arguments: tuple[Any, ...], says: str) -
     with pytest.raises(ConfigError) as caught:
         make_comparison(*arguments)
     assert says in str(caught.value)
+
+
+def test_an_empty_batching_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`--batching` has an empty entry"):
+        make_comparison({"model": "m"}, {}, ["static", ""], [])

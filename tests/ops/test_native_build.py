@@ -45,8 +45,7 @@ def script(path: Path, text: str) -> str:
 
 def test_built_once(cache: Path, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert library.load() is not None
-    (built,) = cache.iterdir()  # nothing temporary is left
-    assert built.suffix == ".so"
+    assert sorted(file.suffix for file in cache.iterdir()) == [".sha256", ".so"]
     library._load.cache_clear()
     monkeypatch.setattr(library, "_check", lambda path: pytest.fail("compiled again"))
     assert library.load() is not None
@@ -61,7 +60,7 @@ def test_another_compiler_makes_another_file(
     library._load.cache_clear()
     monkeypatch.setenv("CC", script(tmp_path / "mycc", f'exec {compiler} "$@"'))
     assert library.load() is not None
-    assert len(list(cache.iterdir())) == 2
+    assert len(list(cache.glob("*.so"))) == 2
 
 
 def test_cc_may_have_arguments(cache: Path, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +80,7 @@ def test_one_openmp_runtime(compiler: str) -> None:
 def test_two_processes_at_once(cache: Path, compiler: str) -> None:
     racers = [subprocess.Popen([sys.executable, "-c", LOAD]) for _ in range(2)]
     assert [racer.wait(120) for racer in racers] == [0, 0]
-    assert len(list(cache.iterdir())) == 1
+    assert sorted(file.suffix for file in cache.iterdir()) == [".sha256", ".so"]
 
 
 def test_cache_that_cannot_be_written(
@@ -166,13 +165,40 @@ def test_cc_that_does_not_exist(
     assert "CC=nocc: no such program" in record.getMessage()
 
 
-def test_damaged_cache(cache: Path, compiler: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("damage", ["empty", "cut", "zeroed", "no checksum"])
+def test_a_damaged_library_is_built_again(cache: Path, compiler: str, damage: str) -> None:
+    """Loading one would end the process without a word."""
     built = build.build(lambda path: None)
-    built.write_bytes(b"nothing")
-    record = one_line(caplog)
-    assert record.levelno == logging.WARNING
-    assert str(built) in record.getMessage()
-    assert "hint: delete the file" in record.getMessage()
+    content = built.read_bytes()
+    damaged = {"empty": b"", "cut": content[:3000], "zeroed": content[:4096] + bytes(4096)}
+    if damage == "no checksum":
+        built.with_suffix(".sha256").unlink()
+    else:
+        built.write_bytes(damaged[damage])
+    subprocess.run([sys.executable, "-c", LOAD], check=True)
+    checked = []
+    assert build.build(checked.append) == built
+    assert not checked  # the second process has mended it
+    assert built.stat().st_size == len(content)
+
+
+def test_cache_that_cannot_be_read(
+    cache: Path, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in another user's home: that is no build, not an error."""
+
+    def refuse(*_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(build, "_checksum", refuse)
+    assert not build._is_whole(cache / "x.so")
+
+
+def test_cc_with_an_open_quote(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", 'gcc "')
+    assert "No closing quotation" in one_line(caplog).getMessage()
 
 
 def test_wrong_results_are_refused(

@@ -59,6 +59,8 @@ def make_comparison(
         ConfigError: unknown arguments, a setting that is given twice, or a draft length without a
             drafter.
     """
+    if any(not batching.strip() for batching in batchings):
+        raise ConfigError("`--batching` has an empty entry. hint: such as static,continuous")
     _refuse_repeats("--batching", batchings)
     _refuse_repeats("--k", ks)
     engines: list[EngineSpec] = []

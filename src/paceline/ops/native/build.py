@@ -62,7 +62,10 @@ def find_compiler() -> list[str]:
     """The C compiler's command: $CC, else the first of cc, gcc and clang on the path."""
     wanted = os.environ.get("CC", "").strip()
     if wanted:
-        command = shlex.split(wanted)
+        try:
+            command = shlex.split(wanted)
+        except ValueError as error:
+            raise BuildError(f"CC={wanted}: {error}", unexpected=True) from error
         if shutil.which(command[0]) is None:
             raise BuildError(f"CC={wanted}: no such program", unexpected=True)
         return command
@@ -140,7 +143,7 @@ def _build_once(
     compiler: list[str], openmp: str | None, name: str, check: Callable[[Path], None]
 ) -> Path:
     kept = _cache_directory()
-    if kept is not None and (kept / name).exists():
+    if kept is not None and _is_whole(kept / name):
         return kept / name
     built = _new_file(kept, name)
     objects = built.with_suffix(".o")
@@ -152,11 +155,29 @@ def _build_once(
         _output([*compiler, "-shared", str(objects), "-o", str(built), *libraries])
         check(built)
         target = built.with_name(name)
+        objects.write_text(_checksum(built))
+        os.replace(objects, _checksum_file(target))
         os.replace(built, target)
     finally:
         built.unlink(missing_ok=True)
         objects.unlink(missing_ok=True)
     return target
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a kept library is there and what was once written; a damaged one would crash us."""
+    try:
+        return _checksum_file(library).read_text() == _checksum(library)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _checksum(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def _checksum_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
 
 
 def _cache_directory() -> Path | None:

@@ -36,7 +36,7 @@ INLINE lanes pick(ints mask, lanes yes, lanes no) {
 }
 
 /* a * b + c, rounded once where the CPU can. Left to the compiler, it might fuse one copy of a loop
- * and not another, or the other product of two: results would depend on which loop computes them. */
+ * and not another, or the other product of two: results would depend on the loop they came from. */
 INLINE lanes multiply_add(lanes a, lanes b, lanes c) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
