@@ -61,5 +61,8 @@ class Graphs:
         logger.debug("captured %s in %.2f s", key, seconds)
 
     def clear(self) -> None:
-        """Forget all graphs: the tensors they work on have changed."""
+        """Forget all graphs, once none runs: the tensors they work on have changed."""
+        if self._graphs:
+            torch.cuda.synchronize()
         self._graphs.clear()
+        self._pool = None  # it went with its last graph
