@@ -1,12 +1,13 @@
 """CPU speed beside transformers' ``generate``, as ratios of interleaved rounds in one process.
 
-    LLM_TEST_MODELS=DIR python benchmarks/cpu.py [plain speculation batching start] [--rounds 5]
+    LLM_TEST_MODELS=DIR python benchmarks/cpu.py [PART ...] [--rounds 5]
 
 DIR holds smollm2-135m-instruct, qwen2.5-coder-0.5b-instruct and qwen2.5-coder-1.5b-instruct. All in
 bfloat16, torch's own number of threads for both.
 
 plain        64 random prompt tokens, 128 output tokens, greedy, no end of text, batch 1 and 16
-speculation  1.5B target: six coding prompts with the 0.5B drafter, one code edit with n-gram lookup
+drafter      1.5B with the 0.5B drafter, six coding prompts: draft lengths beside transformers
+ngram        1.5B with n-gram lookup, three code edits: the same
 batching     static against continuous: 256 requests on 16 rows, 3/4 of 32 to 64 and 1/4 of 512
 start        process start to the first token of the 0.5B, imports included
 
@@ -203,41 +204,44 @@ def plain(rounds: int) -> dict[str, Any]:
     return results
 
 
-def speculation(rounds: int) -> dict[str, Any]:
-    """Draft length against tokens/s, one stream, beside transformers' and our plain decoding.
+def drafter(rounds: int) -> dict[str, Any]:
+    """A small model drafts, one stream. Every prompt is a round."""
+    return _speculation("0.5B drafter, coding prompts", model_path(SMALL), LENGTHS, CODING, 96)
 
-    Every prompt is a round.
-    """
-    reference = Reference(LARGE)
+
+def ngram(rounds: int) -> dict[str, Any]:
+    """Prompt lookup on code edits, one stream. Every edit is a round."""
     edits = [
         f"{text} and reply with the whole code only.\n\n```python\n{CODE}```" for text in EDITS
     ]
-    results = {}
-    for title, drafter, lengths, texts, tokens in (
-        ("0.5B drafter, coding prompts", model_path(SMALL), LENGTHS, CODING, 96),
-        ("n-gram lookup, code edits", "[ngram]", NGRAM_LENGTHS, edits, EDIT_TOKENS),
-    ):
-        policy = ChosenLength(max(lengths))
-        with open_engine(
-            LARGE,
-            max_num_seqs=1,
-            speculative_model=drafter,
-            num_speculative_tokens=max(lengths),
-            policy=policy,
-        ) as llm:
-            found, decode, passes = _draft_lengths(llm, policy, reference, (texts, tokens), lengths)
-        rows = compare(f"1.5B, {title}, against transformers", found)
-        del found["transformers"]
-        own = compare(f"1.5B, {title}, against own plain decoding", found)
-        without = compare(f"1.5B, {title}, the same without prefill", decode)
-        print(f"  tokens a pass: {passes}")
-        results[title] = {
-            "transformers": rows,
-            "own": own,
-            "own_without_prefill": without,
-            "tokens_per_pass": passes,
-        }
-    return results
+    return _speculation("n-gram lookup, code edits", "[ngram]", NGRAM_LENGTHS, edits, EDIT_TOKENS)
+
+
+def _speculation(
+    title: str, drafter: str, lengths: tuple[int, ...], texts: list[str], tokens: int
+) -> dict[str, Any]:
+    """Draft length against tokens/s beside transformers' and our own plain decoding."""
+    reference = Reference(LARGE)
+    policy = ChosenLength(max(lengths))
+    with open_engine(
+        LARGE,
+        max_num_seqs=1,
+        speculative_model=drafter,
+        num_speculative_tokens=max(lengths),
+        policy=policy,
+    ) as llm:
+        found, decode, passes = _draft_lengths(llm, policy, reference, (texts, tokens), lengths)
+    rows = compare(f"1.5B, {title}, against transformers", found)
+    del found["transformers"]
+    own = compare(f"1.5B, {title}, against own plain decoding", found)
+    without = compare(f"1.5B, {title}, the same without prefill", decode)
+    print(f"  tokens a pass: {passes}")
+    return {
+        "transformers": rows,
+        "own": own,
+        "own_without_prefill": without,
+        "tokens_per_pass": passes,
+    }
 
 
 def _draft_lengths(
@@ -288,7 +292,7 @@ def batching(rounds: int) -> dict[str, Any]:
     prompts = [[rng.randrange(100, 40000) for _ in range(32)] for _ in lengths]
     engines = {mode: open_engine(SMOL, batching=mode) for mode in ("static", "continuous")}
     found: dict[str, list[float]] = {mode: [] for mode in engines}
-    for turn in range(max(1, rounds // 3)):
+    for turn in range(rounds):
         for mode in sorted(engines, reverse=turn % 2 == 0):
             found[mode].append(speed(engines[mode], prompts, sampling))
     for llm in engines.values():
@@ -323,7 +327,7 @@ def start(rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parts = {f.__name__: f for f in (plain, speculation, batching, start)}
+    parts = {f.__name__: f for f in (plain, drafter, ngram, batching, start)}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)} (default: all)")
     parser.add_argument("--rounds", type=int, default=5)

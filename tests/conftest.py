@@ -1,20 +1,48 @@
-"""What holds for all tests: kernels run in Triton's interpreter where there is no GPU."""
+"""What holds for all tests: which device they use.
+
+Kernels run in Triton's interpreter where there is no GPU. Engines run on the CPU, also on a machine
+with a GPU, unless a test is marked ``gpu``; ``pytest tests/e2e --device cuda`` runs them all on the
+card.
+"""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
 
 from paceline.check import gpu
+from paceline.engine_args import EngineArgs
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
+_find_gpu = gpu.find_gpu
+_POOL_BYTES = 1 << 28  # of an engine on the card: tests hold several at once
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="of engines in tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any fixture, whatever its scope, makes an engine."""
+    if config.getoption("--device") == "cpu":
+        gpu.find_gpu = lambda: None
+        return
+    from_kwargs = EngineArgs.from_kwargs
+
+    def with_small_pool(**args: Any) -> EngineArgs:
+        if "num_gpu_blocks_override" not in args:
+            args.setdefault("kv_cache_memory_bytes", _POOL_BYTES)
+        return from_kwargs(**args)
+
+    EngineArgs.from_kwargs = with_small_pool  # type: ignore[method-assign, assignment]
+
 
 @pytest.fixture(autouse=True)
-def no_gpu_by_default(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines of tests run on the CPU, also on a machine with a GPU, unless marked ``gpu``."""
-    if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr(gpu, "find_gpu", lambda: None)
+def gpu_where_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("gpu") is not None:
+        monkeypatch.setattr(gpu, "find_gpu", _find_gpu)

@@ -158,7 +158,8 @@ class LLM:
         if os.getpid() != self._process:
             raise EngineError(
                 f"this LLM belongs to process {self._process}, and a forked child cannot use it. "
-                "hint: make a new LLM in the child, or start it by spawning"
+                "hint: spawn the child, with `multiprocessing.get_context('spawn')`, and make its "
+                "LLM there"
             )
         with self._lock:
             self._end_dropped()

@@ -151,6 +151,15 @@ def engine_with(models: Models, drafter: str, *, k: int = 5, **args: Any) -> LLM
     return make_engine(models.tiny(), **args)
 
 
+def row_column(engine: LLMEngine, name: str) -> Any:
+    """What the runner keeps of every row, a numpy array or a tensor on the card, not a copy."""
+    runner: Any = engine.core.runner
+    if hasattr(runner, "state"):
+        return getattr(runner.state, name)
+    state = runner.decode.step.state
+    return state.column(name)[: state.max_num_seqs]
+
+
 def add(
     engine: LLMEngine,
     prompts: Sequence[Any],

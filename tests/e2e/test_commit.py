@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from e2e.engines import (
@@ -23,6 +24,7 @@ from e2e.engines import (
     make_engine,
     one,
     random_prompt,
+    row_column,
     run,
     text_of_tokens,
     token_ids,
@@ -68,8 +70,8 @@ def test_max_tokens_does_not_rest_on_the_device(models: Models, count: int) -> N
     collect = runner.collect
 
     def forget_limits(handle: Any) -> Any:
-        runner.state.max_total[:] = 1000  # type: ignore[attr-defined]
-        runner.state.active[:] = True  # type: ignore[attr-defined]
+        row_column(engine, "max_total")[:] = 1000
+        row_column(engine, "active")[:] = True
         return collect(handle)
 
     runner.collect = forget_limits  # type: ignore[method-assign]
@@ -91,13 +93,13 @@ def test_device_knows_stop_ids_and_lengths(models: Models, name: str, delay: int
         SamplingParams(max_tokens=LONG, stop_token_ids=[ids[7]], **GREEDY),
         SamplingParams(max_tokens=1, **GREEDY),
     ]
-    state = engine.core.runner.state  # type: ignore[attr-defined]
+    active = row_column(engine, "active")
     add(engine, [PROMPT] * len(params), params)
     while engine.core.has_work:
         engine.step()
         running = engine.core.scheduler.table.occupied
-        assert (state.active <= running).all()
-    assert not state.active.any()
+        assert (np.asarray(active.tolist()) <= running).all()
+    assert not active.any()
 
 
 @pytest.mark.parametrize("room", [1, 2, K, K + 1, 12])

@@ -110,6 +110,17 @@ def test_no_home(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(path.parent)
 
 
+@pytest.mark.parametrize("base", ["", "relative/cache"])
+def test_a_relative_cache_home_counts_as_unset(
+    compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, base: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", base)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert tmp_path / "home" / ".cache" in build.build(lambda path: None).parents
+    assert not (tmp_path / "relative").exists()
+
+
 def one_line(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
     with caplog.at_level(logging.INFO):
         assert library.load() is None

@@ -15,7 +15,14 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.ops.triton.attend import Tile, attend, load_queries, no_keys_yet, weighted_mean
+from paceline.ops.triton.attend import (
+    Tile,
+    attend,
+    load_queries,
+    no_keys_yet,
+    padded_dims,
+    weighted_mean,
+)
 from paceline.ops.triton.card import Card, card_of
 
 _MAX_ROWS = 128  # query tokens times heads of a group in one program
@@ -182,7 +189,7 @@ def paged_decode_attention(
     tokens, num_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    dims = triton.next_power_of_2(head_dim)
+    dims = padded_dims(head_dim)
     tile = decode_tile(query_len * group, head_dim, query.itemsize, card_of(query.device))
     out = torch.empty_like(query)
     partial, log_weights = out, None

@@ -14,7 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.ops.triton.attend import Tile, attend, load_queries, no_keys_yet, weighted_mean
+from paceline.ops.triton.attend import (
+    Tile,
+    attend,
+    load_queries,
+    no_keys_yet,
+    padded_dims,
+    weighted_mean,
+)
 from paceline.ops.triton.card import Card, card_of
 
 
@@ -158,7 +165,7 @@ def paged_prefill_attention(
         query_start_loc, seq_lens, block_table, block_table.stride(0), num_sequences,
         scale * math.log2(math.e),
         group, num_kv_heads, head_dim, block_size, sliding_window,
-        tile.rows, tile.keys, triton.next_power_of_2(head_dim),
+        tile.rows, tile.keys, padded_dims(head_dim),
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True,
     )  # fmt: skip
     return out

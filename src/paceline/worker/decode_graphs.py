@@ -6,6 +6,9 @@ same weights for a few rows more.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Iterator
+
 import torch
 
 from paceline.worker.decode_step import DecodeStep
@@ -21,6 +24,14 @@ def bucket_of(rows: int, most: int) -> int:
         if rows <= size:
             return min(size, most)
     return min(-(-rows // _BUCKET_STEP) * _BUCKET_STEP, most)
+
+
+def buckets_up_to(most: int) -> Iterator[int]:
+    """Every bucket that batches of up to ``most`` rows are padded to."""
+    rows = 0
+    while rows < most:
+        rows = bucket_of(rows + 1, most)
+        yield rows
 
 
 class DecodeGraphs:
@@ -42,6 +53,20 @@ class DecodeGraphs:
         if key not in self.graphs:
             self.capture(entries, k)
         return self.graphs.replay(key)
+
+    def capture_ahead(self, lengths: Iterable[int], seconds: float) -> None:
+        """Capture the buckets of these draft lengths, small ones first, until the time is spent.
+
+        With kernels compiled before, all take about a second; what is left out is captured when a
+        batch first needs it.
+        """
+        end = time.perf_counter() + seconds
+        lengths = sorted(set(lengths))
+        for entries in buckets_up_to(self.step.max_entries):
+            for k in lengths:
+                if time.perf_counter() > end:
+                    return
+                self.capture(entries, k)
 
     def capture(self, entries: int, k: int) -> None:
         """Capture the graph of a bucket and a draft length; the rows' state stays as it is."""

@@ -33,7 +33,10 @@ PROMPT_LOGITS_ROWS = 256
 
 
 class ModelRunner:
-    """The eager runner; work is done in ``launch``, in the caller's thread."""
+    """The eager runner; work is done in ``launch``, in the caller's thread.
+
+    num_threads: torch's, while a step runs; by default what torch has.
+    """
 
     def __init__(
         self,
@@ -42,8 +45,11 @@ class ModelRunner:
         state: DecodeState,
         sampler: Sampler,
         drafter: Drafter | None = None,
+        *,
+        num_threads: int | None = None,
     ) -> None:
         self.state = state
+        self._num_threads = num_threads
         self._model = model
         self._kv_caches = kv_caches
         self._sampler = sampler
@@ -52,6 +58,17 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, out: SchedulerOutput) -> ModelRunnerOutput:
         """Run a step; the handle is its result."""
+        before = torch.get_num_threads()
+        wanted = self._num_threads or before
+        if wanted == before:
+            return self._run(out)
+        torch.set_num_threads(wanted)
+        try:
+            return self._run(out)
+        finally:
+            torch.set_num_threads(before)
+
+    def _run(self, out: SchedulerOutput) -> ModelRunnerOutput:
         result = ModelRunnerOutput(out.step)
         if out.block_copies:
             copy_blocks(self._kv_caches, out.block_copies)

@@ -97,6 +97,7 @@ CASES: dict[str, Callable[[], None]] = {
     "rotary D=64": lambda: run_rotary(14, 2, 64, torch.bfloat16, False),
     "attention D=128": lambda: run_attention(28, 4, 128),
     "attention D=64": lambda: run_attention(14, 2, 64),
+    "attention D=8": lambda: run_attention(4, 2, 8),
     "attention D=96 window": lambda: run_attention(32, 32, 96, window=2047),
     "attention D=128 long run": lambda: run_attention(64, 8, 128, query_lens=(2, 17)),
     "attention D=256 float16": lambda: run_attention(8, 4, 256, torch.float16),

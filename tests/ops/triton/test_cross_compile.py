@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 SCRIPT = Path(__file__).with_name("cross_compile.py")
 SHARED_MEMORY = {80: 166_912, 89: 101_376, 90: 232_448}  # bytes a program may use
-SHORT = ["elementwise 7B", "rotary D=128 norm", "attention D=128"]
+SHORT = ["elementwise 7B", "rotary D=128 norm", "attention D=128", "attention D=8"]
 KERNELS = {
     "_rms_norm_kernel",
     "_silu_mul_kernel",

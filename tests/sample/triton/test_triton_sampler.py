@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -237,4 +239,29 @@ def test_a_real_vocabulary(repeat: int) -> None:
     expected = batch.oracle(logits, rows, query_len=2, limit=151_665)
     # A near-tie may fall either way: on a card sums and products are rounded otherwise.
     assert int((ids != expected).sum()) <= 1
+    assert not status.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize(("peak", "others"), [(30.0, 0.0), (math.log(150_000 / 1e-3), 1e4)])
+def test_a_dominant_token_in_ten_million_draws(peak: float, others: float) -> None:
+    """All draws fall on it, or as many beside it as its share leaves (five standard deviations).
+
+    Noise that rounds to infinity would let some token win once in 2^24 tokens, that is in every
+    hundredth draw.
+    """
+    vocab, rows, dominant = 150_000, 250, 1234
+    batch = DeviceBatch([SamplingParams()] * rows, [np.arange(1)] * rows, [1] * rows, vocab)
+    sampler = module.DeviceSampler(rows, vocab, torch.device(DEVICE), vocab_limit=vocab)
+    logits = torch.zeros(1, vocab, device=DEVICE)
+    logits[0, dominant] = peak
+    names = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    ids, status = (torch.zeros(rows, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    wrong = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    for _ in range(10_000_000 // rows):
+        batch.device.column("num_tokens").add_(1)
+        sampler.sample(logits.expand(rows, vocab), names, batch.device, out=ids, status=status)
+        wrong += (ids != dominant).sum()
+    assert abs(int(wrong) - others) <= 5 * math.sqrt(others)
     assert not status.any()

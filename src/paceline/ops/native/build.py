@@ -181,12 +181,17 @@ def _checksum_file(library: Path) -> Path:
 
 
 def _cache_directory() -> Path | None:
-    """Where builds are kept; None when there is no home."""
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:  # no home directory is known
-        return None
-    return Path(base) / "paceline" / "native"
+    """Where builds are kept; None when there is no home.
+
+    A relative XDG_CACHE_HOME counts as unset (XDG Base Directory Specification).
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:  # no home directory is known
+            return None
+    return base / "paceline" / "native" if base.is_absolute() else None
 
 
 def _new_file(kept: Path | None, name: str) -> Path:

@@ -78,7 +78,8 @@ INLINE void silu_row(const void *gate_up, void *out, int64_t row, int64_t size, 
         int n = size - i < LANES ? (int)(size - i) : LANES;
         lanes x = load_some(gate_up, gate + i, n, bf16);
         lanes exponent = x * -LOG2_E;
-        lanes silu = x / (1.0f + exp2_lanes(pick(exponent > 127.0f, splat(127.0f), exponent)));
+        lanes silu = x / (1.0f + exp2_lanes(exponent));
+        silu = pick(exponent > 127.0f, x * 0.0f, silu); /* beyond what exp2_lanes takes */
         lanes y = round_to(silu, bf16) * load_some(gate_up, up + i, n, bf16);
         store_some(out, row * size + i, y, n, bf16);
     }

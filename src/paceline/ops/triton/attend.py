@@ -17,6 +17,12 @@ import triton.language as tl
 from paceline.ops.triton.card import Card
 
 
+def padded_dims(head_dim: int) -> int:
+    """The width of a tile's rows: a power of two, and what a matrix product needs at least."""
+    width: int = triton.next_power_of_2(head_dim)
+    return max(16, width)
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """How much one program computes at a time, and with what."""
@@ -46,7 +52,7 @@ class Tile:
         Before Hopper the stage being computed is read into registers and needs no memory. Softmax
         weights pass through memory in some layouts, not in all.
         """
-        width: int = triton.next_power_of_2(head_dim)
+        width = padded_dims(head_dim)
         buffers = self.stages if card.capability >= (9, 0) else self.stages - 1
         values = (self.rows + 2 * buffers * self.keys) * width + self.rows * self.keys
         return values * itemsize + 1024
