@@ -8,6 +8,7 @@ card.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,6 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
         return from_kwargs(**args)
 
     EngineArgs.from_kwargs = with_small_pool  # type: ignore[method-assign, assignment]
+
+
+@pytest.fixture
+def find_gpu() -> Callable[[], gpu.Gpu | None]:
+    """The function itself, not what stands in its place."""
+    return _find_gpu
 
 
 @pytest.fixture(autouse=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from paceline.check import gpu
-from paceline.check.gpu import Gpu, choose_gpu, find_gpu, software_fault  # before any patch
+from paceline.check.gpu import Gpu, choose_gpu, software_fault
 from paceline.check.plan import resolve_device, resolve_dtype
 from paceline.check.report import Fault
 
+FindGpu = Callable[[], Gpu | None]
 MIB = 1024**2
 TABLE = """\
 0, GPU-aaaa-1, NVIDIA H200, 143771, 142000, 9.0
@@ -53,7 +55,11 @@ def fake_tool(folder: Path, script: str) -> None:
     [(f"printf '%s' '{TABLE}'", H200), ("echo no driver; exit 9", None), ("sleep 5", None)],
 )
 def test_the_tool_is_asked(
-    script: str, expected: Gpu | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    find_gpu: FindGpu,
+    script: str,
+    expected: Gpu | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_tool(tmp_path, script)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
@@ -62,7 +68,7 @@ def test_the_tool_is_asked(
     assert find_gpu() == expected
 
 
-def test_no_tool_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tool_no_gpu(find_gpu: FindGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_gpu() is None
 
