@@ -55,9 +55,9 @@ is turned off with `--no-`, as in `--no-enable-prefix-caching`. `--kv-cache-memo
 
 ## Engine arguments
 
-Keywords of `LLM(...)`, flags of `paceline generate` and `paceline check`. A default of None means
+Keywords of `LLM(...)`, flags of `paceline generate`, `check` and `bench`. A default of None means
 that the value is worked out from the model and the machine; what every argument resolved to is
-logged at start and shown by `paceline check`.
+logged at start by `LLM` and by `paceline generate --verbose`, and shown by `paceline check`.
 """
 
 AFTER_ENGINE = """\
@@ -78,10 +78,10 @@ llm = LLM("Qwen/Qwen2.5-1.5B-Instruct", speculative_config=lookup)
 
 ## Sampling parameters
 
-Keywords of `SamplingParams(...)`, flags of `paceline generate`, keys of its JSON lines. Checked at
-construction. Two differ on the command line: the seed of the requests is `--sampling-seed`, since
-`--seed` is the engine's, and `max_tokens` is 256 unless the model's generation configuration says
-otherwise.
+Keywords of `SamplingParams(...)`, flags of `paceline generate` and `bench`, keys of the JSON lines
+that both read. Checked at construction. Two differ on the command line: the seed of the requests is
+`--sampling-seed`, since `--seed` is the engine's, and `max_tokens` is 256 unless the model's
+generation configuration says otherwise.
 """
 
 AFTER_SAMPLING = """\

@@ -64,8 +64,8 @@ def num_parameters(config: dict[str, Any]) -> int:
     return total
 
 
-def safetensors_bytes(shapes: dict[str, tuple[int, ...]]) -> bytes:
-    """A float32 safetensors file full of zeros."""
+def safetensors_header(shapes: dict[str, tuple[int, ...]]) -> tuple[bytes, int]:
+    """The beginning of a float32 safetensors file, and how many bytes of data follow it."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
@@ -79,7 +79,13 @@ def safetensors_bytes(shapes: dict[str, tuple[int, ...]]) -> bytes:
         }
         offset += size
     data = json.dumps(header).encode()
-    return struct.pack("<Q", len(data)) + data + bytes(offset)
+    return struct.pack("<Q", len(data)) + data, offset
+
+
+def safetensors_bytes(shapes: dict[str, tuple[int, ...]]) -> bytes:
+    """A float32 safetensors file full of zeros."""
+    header, size = safetensors_header(shapes)
+    return header + bytes(size)
 
 
 def tokenizer_json(
@@ -112,7 +118,10 @@ def write_model(
     directory.mkdir(parents=True, exist_ok=True)
     settings = {**CONFIG, **config}
     write_json(directory / "config.json", settings)
-    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensor_shapes(settings)))
+    header, size = safetensors_header(tensor_shapes(settings))
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + size)  # zeros that take no place on the disk
     if generation is not None:
         write_json(directory / "generation_config.json", generation)
     if tokenizer:

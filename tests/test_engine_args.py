@@ -43,7 +43,7 @@ def test_paths_and_numpy_numbers_are_taken() -> None:
 def test_no_effect_arguments_are_accepted_at_their_values() -> None:
     accepted = {name: (one or (True,))[0] for name, (one, _) in NO_EFFECT.items()}
     assert from_kwargs(**accepted) == EngineArgs(model="big")
-    both = from_kwargs(disable_log_stats=True, swap_space=16, tensor_parallel_size=1)
+    both = from_kwargs(disable_log_stats=True, use_tqdm_on_load=16, tensor_parallel_size=1)
     assert both == EngineArgs(model="big")
 
 

@@ -60,8 +60,19 @@ def test_path_without_a_directory_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"no directory .*hub ids look like"):
+    with pytest.raises(ConfigError, match=r"no directory .*hub ids look like .*`paceline/demo`"):
         hub.download(name)
+
+
+def test_models_in_the_package_need_no_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hub.is_shipped("paceline/demo")
+    assert (hub.download("paceline/demo") / "model.safetensors").is_file()
+    (tmp_path / "paceline" / "demo").mkdir(parents=True)
+    assert not hub.is_shipped("paceline/demo")
+    assert hub.download("paceline/demo") == Path("paceline/demo")
 
 
 def test_file_is_refused(tmp_path: Path) -> None:
@@ -148,13 +159,20 @@ def test_a_weight_file_outside_the_directory_is_refused(stub: HubStub, tmp_path:
 
 
 def test_unknown_gated_and_unreachable(stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=rf"neither a local directory nor .*{stub.url}"):
+    shipped = "`paceline/demo` and its drafter `paceline/demo-draft` need no download"
+    with pytest.raises(
+        ConfigError, match=rf"neither a local directory nor .*{stub.url}.*{shipped}"
+    ):
         hub.download("team/absent")
+    with pytest.raises(ConfigError, match="did you mean `paceline/demo-draft`"):
+        hub.download("paceline/demo-drafter")
     stub.gated.add(MODEL)
     with pytest.raises(ConfigError, match=r"is gated .*HF_TOKEN"):
         hub.download(MODEL)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9.*set HF_ENDPOINT to a mirror"):
+    with pytest.raises(
+        ConfigError, match=rf"127\.0\.0\.1:9.*set HF_ENDPOINT to a mirror.*{shipped}"
+    ):
         hub.download(MODEL)
 
 
@@ -179,5 +197,6 @@ def test_offline_mode_uses_the_cache_and_says_so_without(stub: HubStub, tmp_path
     found, error = done.stdout.splitlines()
     assert found == str(cached)
     assert "HF_HUB_OFFLINE is set" in error
+    assert "`paceline/demo`" in error
     assert str(tmp_path / "cache") in error
     assert len(stub.log) == requests

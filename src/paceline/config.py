@@ -79,6 +79,12 @@ class CacheConfig:
     # Above 0: num_blocks is an estimate; the pool takes what start-up leaves of this share of
     # the GPU's memory.
     gpu_memory_utilization: float = 0.0
+    # Whether a pool that turns out smaller than estimated may lower max_model_len, as nobody asked
+    # for that length.
+    lowers_model_len: bool = False
+    # Blocks of preempted sequences that host memory holds (the target's KV alone); with 0 such
+    # sequences are recomputed.
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,6 @@ class SchedulerConfig:
     max_model_len: int
     enable_chunked_prefill: bool = True
     batching: Literal["continuous", "static"] = "continuous"
-    preemption_mode: Literal["recompute"] = "recompute"
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,7 @@ class EngineConfig:
     speculative: SpeculativeConfig | None
     device: Literal["cpu", "cuda"] = "cpu"
     enforce_eager: bool = False  # no captured graphs on a GPU
+    latency_path: str = "off"  # "auto", "on" or "off"
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()  # union of config, generation config and tokenizer
     default_sampling: dict[str, Any] = field(default_factory=dict)  # from generation_config.json

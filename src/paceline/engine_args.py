@@ -58,13 +58,18 @@ class EngineArgs:
     gpu_memory_utilization: float = _argument(0.9, "share of GPU memory to use; no effect on a CPU")
     kv_cache_memory_bytes: int | None = _argument(
         None,
-        "bytes of the KV pool (default: what gpu_memory_utilization leaves; on a CPU the smaller "
-        "of 4 GiB and 40% of free memory)",
+        "bytes of the KV pool (default: what gpu_memory_utilization leaves; on a CPU the smallest "
+        "of 4 GiB, 40% of free memory, what the weights leave of free memory, and room for "
+        "max_num_seqs, at least 64, sequences of max_model_len or the model's maximum)",
     )
     num_gpu_blocks_override: int | None = _argument(None, "blocks of the KV pool; wins over bytes")
     preemption_mode: str = _argument(
-        "recompute", "what happens to a sequence put back for lack of blocks", ("recompute", "swap")
+        "recompute",
+        "what happens to the KV of a sequence put back for lack of blocks: recompute drops it, "
+        "swap (on a GPU) copies it to host memory and back",
+        ("recompute", "swap"),
     )
+    swap_space: float = _argument(4.0, "GiB of host memory for preemption_mode swap")
     enable_prefix_caching: bool = _argument(True, "reuse KV blocks of equal prefixes")
     enable_chunked_prefill: bool = _argument(True, "split long prompts over steps")
     batching: str = _argument(
@@ -73,6 +78,13 @@ class EngineArgs:
         ("continuous", "static"),
     )
     enforce_eager: bool = _argument(False, "no captured graphs; no effect on a CPU")
+    latency_path: str = _argument(
+        "auto",
+        "one persistent kernel for passes of few tokens, at the price of a second copy of the "
+        "weights (Hopper GPUs and newer, bfloat16): auto takes it where it is faster and leaves "
+        "the KV pool most of its room, on wherever it applies",
+        ("auto", "on", "off"),
+    )
     generation_config: str = _argument(
         "auto", "sampling defaults: auto (the model's file), vllm (ignore it) or a path"
     )
@@ -234,7 +246,6 @@ NO_EFFECT: dict[str, NoEffect] = {
     "enable_lora": NoEffect((False,), _NO_LORA),
     "qlora_adapter_name_or_path": NoEffect((None,), _NO_LORA),
     # Memory and scheduling.
-    "swap_space": NoEffect(None, ""),  # preemption recomputes, so nothing is swapped
     "cpu_offload_gb": NoEffect((0,), "weights lie where the model runs"),
     "enable_sleep_mode": NoEffect((False,), "weights stay loaded"),
     "num_scheduler_steps": NoEffect((1,), _SCHEDULER),
@@ -256,7 +267,7 @@ NO_EFFECT: dict[str, NoEffect] = {
     # Graphs, compilation, logs.
     "max_seq_len_to_capture": NoEffect(None, ""),
     "max_context_len_to_capture": NoEffect(None, ""),
-    "compilation_config": NoEffect((None, {}, 0), "nothing is compiled on a CPU"),
+    "compilation_config": NoEffect((None, {}, 0), "kernels and graphs have no settings"),
     "additional_config": NoEffect((None, {}), "there are no platform plug-ins"),
     "disable_log_stats": NoEffect(None, ""),
 }

@@ -8,6 +8,7 @@ ids. This file must not know what the files mean.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -28,6 +29,12 @@ _WAYS_OUT = (
     "give a local directory, set HF_ENDPOINT to a mirror you can reach, or download the model "
     "beforehand and set HF_HUB_OFFLINE=1"
 )
+_NO_DOWNLOAD = "`paceline/demo` and its drafter `paceline/demo-draft` need no download"
+
+
+def is_shipped(name: str) -> bool:
+    """Whether ``name`` is a model in the package, and no directory of that name hides it."""
+    return name in _SHIPPED and not Path(name).is_dir()
 
 
 def local_directory(name: str) -> Path | None:
@@ -39,7 +46,7 @@ def local_directory(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
-    if name in _SHIPPED:
+    if is_shipped(name):
         return Path(__file__).parent / "assets" / _SHIPPED[name]
     if path.exists():
         raise ConfigError(
@@ -50,7 +57,7 @@ def local_directory(name: str) -> Path | None:
     if looks_like_path or not _HUB_ID.fullmatch(name):
         raise ConfigError(
             f"there is no directory `{name}` (looked in {Path.cwd()}), and it is not a hub id "
-            "either. hint: hub ids look like `Qwen/Qwen2.5-0.5B-Instruct`"
+            f"either. hint: hub ids look like `Qwen/Qwen2.5-0.5B-Instruct`; {_NO_DOWNLOAD}"
         )
     return None
 
@@ -166,13 +173,13 @@ def _explain(name: str, error: Exception) -> ConfigError:
     if isinstance(error, errors.RepositoryNotFoundError):
         return ConfigError(
             f"`{name}` is neither a local directory nor a model that {endpoint} shows to you. "
-            "hint: check the spelling; for a private model set HF_TOKEN"
+            f"hint: {_spelling(name)}; for a private model set HF_TOKEN; {_NO_DOWNLOAD}"
         )
     if constants.HF_HUB_OFFLINE or isinstance(error, errors.OfflineModeIsEnabled):
         return ConfigError(
             f"`{name}` is not a local directory, HF_HUB_OFFLINE is set, and the cache "
             f"({constants.HF_HUB_CACHE}) does not hold all of it. hint: give a local directory, or "
-            "unset HF_HUB_OFFLINE once to download it"
+            f"unset HF_HUB_OFFLINE once to download it; {_NO_DOWNLOAD}"
         )
     if isinstance(error, OSError) and error.errno is not None and not _is_network(error):
         return ConfigError(
@@ -182,8 +189,13 @@ def _explain(name: str, error: Exception) -> ConfigError:
     cause = str(error).removeprefix("Got: ").partition("\n")[0] or type(error).__name__
     return ConfigError(
         f"`{name}` is no directory in {Path.cwd()}, and could not be fetched from {endpoint}: "
-        f"{cause}. hint: {_WAYS_OUT}"
+        f"{cause}. hint: {_WAYS_OUT}; {_NO_DOWNLOAD}"
     )
+
+
+def _spelling(name: str) -> str:
+    close = difflib.get_close_matches(name, _SHIPPED, n=1, cutoff=0.8)
+    return f"did you mean `{close[0]}`?" if close else "check the spelling"
 
 
 def _is_network(error: OSError) -> bool:

@@ -18,7 +18,10 @@ class _BarFriendlyHandler(logging.Handler):
 
 
 def configure_logging(level: int = logging.INFO) -> None:
-    """Show Paceline's log lines unless the program has set up logging itself."""
+    """Show Paceline's log lines unless the program has set up logging itself.
+
+    The first call decides: a command that wants fewer lines calls it before it makes an ``LLM``.
+    """
     logger = logging.getLogger(LOGGER_NAME)
     if logger.handlers or logging.getLogger().handlers:
         return

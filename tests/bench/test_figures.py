@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
 from paceline.bench.figures import Figures, Percentiles, acceptance, figures_of, summarise
@@ -15,6 +17,7 @@ from paceline.bench.measure import ChosenLength, Run, measure
 from paceline.bench.rounds import run_rounds
 from paceline.bench.variants import Variant
 from paceline.core.commit_log import Gaps
+from paceline.core.stats import EngineStats
 from paceline.errors import EngineError
 
 RUN = Run(
@@ -28,6 +31,7 @@ RUN = Run(
     num_batched_tokens=50,
     num_preemptions=1,
     proposed_by_position=np.array([4, 2]),
+    reached_by_position=np.array([4, 2]),
     accepted_by_position=np.array([3, 1]),
     first_token_seconds=np.array([0.1, 0.3]),
     gaps=Gaps(np.array([0.1, 0.2, 0.3, 0.3, 0.4]), np.array([1, 2, 1, 3, 1])),
@@ -67,15 +71,53 @@ def test_one_token_a_request_has_no_gaps() -> None:
 
 
 def test_acceptance_sums_rounds_of_different_depth() -> None:
-    deep = figures(1, proposed_by_position=[10, 8, 4], accepted_by_position=[5, 2, 1])
-    shallow = figures(1, proposed_by_position=[10], accepted_by_position=[9])
-    found = acceptance([deep, shallow])
+    deep = drafts([10, 8, 4], [10, 4, 2], [5, 2, 1])
+    found = acceptance([deep, drafts([10], [10], [9])])
     assert found.at_least == pytest.approx([0.7, 0.25, 0.25])
-    assert found.conditional == pytest.approx([0.7, 0.25 / 0.7, 1.0])
-    none = figures(1, proposed_by_position=[], accepted_by_position=[])
-    assert acceptance([none]).at_least == acceptance([none]).conditional == []
-    never = figures(1, proposed_by_position=[5, 5], accepted_by_position=[0, 0])
-    assert acceptance([never]).conditional == [0, None]
+    assert found.conditional == pytest.approx([0.7, 0.5, 0.5])
+    none = acceptance([drafts([], [], [])])
+    assert none.at_least == none.conditional == []
+    assert acceptance([drafts([5, 5], [5, 0], [0, 0])]).conditional == [0, None]
+
+
+def drafts(proposed: list[int], reached: list[int], accepted: list[int]) -> Figures:
+    return figures(
+        1,
+        proposed_by_position=proposed,
+        reached_by_position=reached,
+        accepted_by_position=accepted,
+    )
+
+
+ROUND = st.integers(1, 5).flatmap(lambda k: st.tuples(st.just(k), st.integers(0, k)))
+
+
+@given(st.lists(st.lists(ROUND, min_size=1), min_size=1))
+def test_conditional_acceptance_is_a_share_of_the_rounds_that_came_so_far(
+    steps: list[list[tuple[int, int]]],
+) -> None:
+    """Rounds of any depth: short ones that fail must not raise the rate of the longer ones."""
+    stats = EngineStats()
+    for rows in steps:
+        stats.record_drafts(*np.array(rows, np.int64).T)
+    found = acceptance(
+        [
+            drafts(
+                stats.proposed_by_position.tolist(),
+                stats.reached_by_position.tolist(),
+                stats.accepted_by_position.tolist(),
+            )
+        ]
+    )
+    every = [one for rows in steps for one in rows]
+    for i, (at_least, conditional) in enumerate(
+        zip(found.at_least, found.conditional, strict=True)
+    ):
+        deep = [accepted for proposed, accepted in every if proposed > i]
+        reached = [accepted for accepted in deep if accepted >= i]
+        assert at_least == sum(accepted > i for accepted in deep) / len(deep)
+        due = sum(accepted > i for accepted in reached) / len(reached) if reached else None
+        assert conditional == due
 
 
 def test_ratios_are_taken_within_rounds() -> None:
@@ -163,5 +205,13 @@ def test_measuring_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (runs[0].gaps.num_tokens == 1).all()
     assert runs[0].num_decode_passes == 8
     assert not len(runs[0].proposed_by_position)
-    assert len(runs[3].proposed_by_position) == len(runs[3].accepted_by_position) > 0
+    proposed, reached, accepted = (
+        runs[3].proposed_by_position,
+        runs[3].reached_by_position,
+        runs[3].accepted_by_position,
+    )
+    assert len(proposed) == len(reached) == len(accepted) > 0
+    assert reached[0] == proposed[0]
+    assert (proposed >= reached).all()
+    assert (reached >= accepted).all()
     assert runs[3].gaps.num_tokens.max() <= 4

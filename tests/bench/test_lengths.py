@@ -42,6 +42,11 @@ def test_the_seed_decides() -> None:
     assert first == again != other
 
 
+def test_the_longest_lengths_can_be_drawn() -> None:
+    assert draw("1-1000000000", 4).max() > 10**6
+    assert draw("normal:1000000000,1000000000", 4).min() >= 1
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -50,9 +55,16 @@ def test_the_seed_decides() -> None:
         ("many", "`many` is neither a number nor a range"),
         ("-5", "neither a number nor a range"),
         ("poisson:3", "there is no distribution `poisson`"),
+        ("99999999999999999999", "99999999999999999999 is more than 1000000000 tokens"),
+        ("1-" + "9" * 5000, "is more than 1000000000 tokens"),
         ("normal:100", "not a mean and a standard deviation"),
-        ("normal:0,1", "the mean must be at least 1"),
-        ("normal:inf,1", "the mean must be at least 1"),
+        ("normal:0,1", "the mean must be at least 1, got 0"),
+        ("normal:inf,1", "not a mean and a standard deviation"),
+        ("normal:1,1e30", "`1,1e30` is not a mean and a standard deviation"),
+        ("normal:1,9999999999", "9999999999 is more than 1000000000 tokens"),
+        ("１２", "`１２` is neither a number nor a range"),  # full-width digits
+        ("normal:１,2", "not a mean and a standard deviation"),
+        ("mix:1=１", "`１` is neither a number nor a range"),
         ("mix:0.75=32,0.5=64", "sum to 1, not to 1.25"),
         ("mix:1=32,0=64", "must be above 0"),
         ("mix:1.5=32,-0.5=64", "`-0.5=64` is not of the form SHARE=LENGTHS"),

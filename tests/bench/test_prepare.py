@@ -62,6 +62,10 @@ def test_too_long_requests_are_refused_with_the_numbers(make_plans: MakePlans) -
         make_plans(input_len="40", output_len="30")
     with pytest.raises(RequestError, match=r"^variant b: request 1 would have"):
         make_plans({"a": {}, "b": {"max_model_len": 13}})
+    with pytest.raises(RequestError, match=r"1000000 prompts .* have 40000000 tokens"):
+        make_plans(count=10**6, input_len="40")
+    with pytest.raises(RequestError, match="logit_bias has the id 5000"):
+        make_plans(sampling={"logit_bias": {5000: 1.0}})
     (exact,) = make_plans(input_len="40", output_len="24")
     assert exact.workload.num_prompt_tokens == 160
 

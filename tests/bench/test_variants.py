@@ -75,7 +75,10 @@ def test_a_side_can_drop_the_drafter() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (({"model": "m"}, {}, [], [0, 3]), "draft length k = 3 without a drafter. hint"),
+        (
+            ({"model": "m"}, {}, [], [0, 3]),
+            "draft length k = 3 without a drafter. hint: name one with --speculative-model",
+        ),
         (
             (PAIR, {"a": {}, "b": {"speculative_model": None}}, [], [3]),
             "without a drafter in variant b",

@@ -339,7 +339,7 @@ def test_all_faults_at_once(tmp_path: Path) -> None:
         speculative_model=str(drafter),
         num_speculative_tokens=0,
         device="cuda",
-        preemption_mode="swap",
+        preemption_mode="swop",
         spec_policy="auto",
         max_model_len=600,
         max_num_batched_tokens=10,
@@ -402,8 +402,103 @@ def test_a_full_gpu(model: str, monkeypatch: pytest.MonkeyPatch, card: gpu.Gpu) 
     full = gpu.Gpu(card.name, card.total_bytes, 10 * GIB, card.capability)
     monkeypatch.setattr(gpu, "find_gpu", lambda: full)
     report = check(model)
-    assert "holds no block" in causes(report)
-    assert "what 90% of NVIDIA H200 leaves" in causes(report)
+    (fault,) = report.faults
+    assert fault.about_memory
+    assert "the weights do not fit the GPU" in fault.cause
+    assert "as estimated from NVIDIA H200" in fault.cause
+    assert "other processes and driver 130.50" in fault.cause
+    assert "end other processes" in fault.hint
+
+
+def test_weights_larger_than_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: gpu.Gpu
+) -> None:
+    """Said from the files' headers; the weights, all holes of a file, are never read."""
+    target = str(write_model(tmp_path / "m", hidden_size=8192, intermediate_size=8192 * 16))
+    small = gpu.Gpu("GeForce", 24 * GIB, 23 * GIB, (8, 9))
+    monkeypatch.setattr(gpu, "find_gpu", lambda: small)
+    report = check(target, dtype="float32")
+    (fault,) = report.faults
+    assert "the weights do not fit the GPU" in fault.cause
+    assert "21.60 of 24.00 may be used" in fault.cause
+    weights = facts(report)["target_weight_bytes"]
+    assert f"target weights {weights / GIB:.2f}" in fault.cause
+    assert 'set dtype="bfloat16"' in fault.hint
+    monkeypatch.setattr(gpu, "find_gpu", lambda: card)
+    assert check(target).ok
+
+
+def test_an_explicit_length_beyond_the_gpu_says_what_would_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: gpu.Gpu
+) -> None:
+    model = str(write_model(tmp_path / "m", max_position_embeddings=2**24))
+    tight = gpu.Gpu("GeForce", 2 * GIB, 2 * GIB, (8, 9))
+    monkeypatch.setattr(gpu, "find_gpu", lambda: tight)
+    settings = {"max_num_seqs": 2, "max_num_batched_tokens": 512}
+    found = check(model, **settings)
+    assert found.config is not None
+    assert found.config.cache.lowers_model_len
+    fits = found.config.scheduler.max_model_len
+    assert 1000 < fits < 2**24
+    report = check(model, max_model_len=2**24, **settings)
+    (fault,) = report.faults
+    assert f"fewer than one sequence of max_model_len ({2**24})" in fault.cause
+    lowered = int(fault.hint.partition("max_model_len to ")[2].split()[0])
+    again = check(model, max_model_len=lowered, **settings)
+    assert again.config is not None
+    assert not again.config.cache.lowers_model_len
+    assert again.config.scheduler.max_model_len == lowered
+
+
+def test_a_given_pool_that_leaves_steps_little_memory(
+    model: str, monkeypatch: pytest.MonkeyPatch, card: gpu.Gpu
+) -> None:
+    assert not check(model, kv_cache_memory_bytes=100 * GIB).warnings
+    report = check(model, kv_cache_memory_bytes=int(138.9 * GIB))
+    assert report.ok
+    (warning,) = report.warnings
+    assert "138.90 GiB (as kv_cache_memory_bytes says) leaves 102" in warning
+    assert "may run out of memory" in warning
+
+
+def test_swap_space(model: str, monkeypatch: pytest.MonkeyPatch, card: gpu.Gpu) -> None:
+    block = 16 * KV_FLOAT32 // 2
+    plain = check(model, swap_space=2.5).config
+    assert plain is not None
+    assert plain.cache.num_host_blocks == 0
+    config = check(model, preemption_mode="swap").config
+    assert config is not None
+    assert config.cache.num_host_blocks == 4 * GIB // block
+    report = check(model, preemption_mode="swap", swap_space=2.5)
+    assert report.to_json()["settings"]["swap_space"] == 2.5
+    assert report.config is not None
+    assert report.config.cache.num_host_blocks == 5 * GIB // 2 // block
+    assert "holds no KV block" in causes(
+        check(model, preemption_mode="swap", swap_space=(block - 1) / GIB)
+    )
+    monkeypatch.setattr(machine, "available_memory", lambda: 3 * GIB)
+    report = check(model, preemption_mode="swap")
+    (fault,) = report.faults
+    assert "`swap_space` (4.0 GiB) does not fit into host memory" in fault.cause
+    assert "3.00 GiB are free" in fault.cause
+    assert "lower it to 2.7 or less" in fault.hint
+    assert check(model, preemption_mode="swap", swap_space=2.7).ok
+    monkeypatch.setattr(machine, "available_memory", lambda: None)
+    assert check(model, preemption_mode="swap").ok
+
+
+def test_a_drafter_takes_no_host_blocks(model: str, card: gpu.Gpu) -> None:
+    pair = {"speculative_model": model, "num_speculative_tokens": 2}
+    config = check(model, preemption_mode="swap", **pair).config
+    assert config is not None
+    assert config.cache.num_host_blocks == 4 * GIB // (16 * KV_FLOAT32 // 2)
+
+
+def test_swap_on_a_cpu_says_why_not(model: str) -> None:
+    report = check(model, preemption_mode="swap")
+    (fault,) = report.faults
+    assert "the model runs on the CPU" in fault.cause
+    assert "recompute" in fault.hint
 
 
 def test_the_cpu_can_be_asked_for(model: str, card: gpu.Gpu) -> None:
@@ -424,7 +519,10 @@ def test_the_cpu_can_be_asked_for(model: str, card: gpu.Gpu) -> None:
         ({"device": "cuda:0"}, "CUDA_VISIBLE_DEVICES"),
         ({"device": "tpu"}, "`device='tpu'` is unknown"),
         ({"batching": "dynamic"}, "`batching='dynamic'`"),
-        ({"preemption_mode": "swap"}, "not available in this version"),
+        ({"preemption_mode": "swop"}, "`preemption_mode='swop'` is unknown"),
+        ({"swap_space": 0}, "a number of GiB above 0"),
+        ({"swap_space": "4"}, "a number of GiB above 0"),
+        ({"swap_space": float("inf")}, "a number of GiB above 0"),
         ({"spec_policy": "auto"}, "not available in this version"),
         ({"block_size": 0}, "between 1 and 1024, got 0"),
         ({"block_size": True}, "an integer, got True"),

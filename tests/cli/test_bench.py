@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from paceline.bench import rounds
 from paceline.bench.figures import Figures, figures_of
+from paceline.bench.plot import check_plot
 from paceline.cli import flags
 from paceline.cli.main import main
 
@@ -19,6 +21,7 @@ SMALL = ["bench", "paceline/demo", "--dtype", "float32", "--max-num-seqs", "4", 
 SMALL += ["--max-model-len", "64", "--kv-cache-memory-bytes", "8MiB"]
 SYNTHETIC = [*SMALL, "--num-requests", "6", "--input-len", "4-9", "--output-len", "6"]
 DRAFTER = ["--speculative-model", "paceline/demo-draft"]
+ONCE = ["--rounds", "1"]
 
 
 def bench(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, dict[str, Any]]:
@@ -42,7 +45,7 @@ def test_draft_lengths_of_one_engine(capsys: pytest.CaptureFixture[str]) -> None
     workload = result["workload"]
     assert (workload["num_requests"], workload["input_len"], workload["seed"]) == (6, "4-9", 0)
     for variant, k in zip(result["variants"], (0, 2), strict=True):
-        assert variant["arguments"]["num_speculative_tokens"] == 2
+        assert variant["arguments"]["num_speculative_tokens"] == variant["k"] == k
         assert variant["arguments"]["enable_prefix_caching"] is False
         assert len(variant["rounds"]) == 2
         for one in variant["rounds"]:
@@ -64,6 +67,17 @@ def test_draft_lengths_of_one_engine(capsys: pytest.CaptureFixture[str]) -> None
     assert len(drafting["acceptance"]["conditional"]) == 2
     assert "All 6 outputs were the same tokens in every run." in tables
     assert "The prompts were random tokens" in tables
+
+
+def test_the_temperature_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*SYNTHETIC, "--rounds", "1"]
+    tables, result = bench(capsys, *argv)
+    header = " ".join(tables.split())
+    assert "temperature 1, the default of the model (choose another with --temperature);" in header
+    assert result["workload"]["temperatures"] == [1]
+    tables, result = bench(capsys, *argv, "--temperature", "0")
+    assert "tokens, temperature 0 (greedy); prefix caching" in " ".join(tables.split())
+    assert result["workload"]["temperatures"] == [0]
 
 
 def test_the_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +140,17 @@ def test_prompts_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert result["workload"]["input_len"] is None
 
 
+def test_temperatures_of_the_lines_of_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "import", "temperature": one} for one in (0.5, 0)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    tables, result = bench(capsys, *SMALL, "--file", str(file), "--max-tokens", "3", *ONCE)
+    assert "temperatures 0 to 0.5; prefix" in " ".join(tables.split())
+    assert result["workload"]["temperatures"] == [0, 0.5]
+
+
 def test_only_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SYNTHETIC, "--rounds", "1", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -140,15 +165,49 @@ def test_only_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_progress_is_a_line_a_round(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_only_tables_have_no_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SYNTHETIC, *ONCE, "--no-json"]) == 0
+    out = capsys.readouterr().out
+    assert "Speed" in out
+    assert "{" not in out
+    with pytest.raises(SystemExit):
+        main([*SYNTHETIC, *ONCE, "--no-json", "--json"])
+    assert "not allowed with argument --no-json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     loud = [part for part in SYNTHETIC if part != "--quiet"]
-    assert main([*loud, "--rounds", "2", "--json"]) == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines] == ["round 1 of 2", "round 2 of 2"]
-    assert "tokens/s: engine " in lines[0]
+    assert main([*loud, *DRAFTER, "--k", "0,2", "--rounds", "2", "--json"]) == 0
+    if terminal:
+        due = [rf"round {n} of 2, tokens/s: k=0 \d+, k=2 \d+" for n in (1, 2)]
+    else:  # the second round runs the variants in the other order
+        runs = ((1, 0), (1, 2), (2, 2), (2, 0))
+        due = [rf"round {n} of 2, k={k}: \d+ tokens/s" for n, k in runs]
+    for line, pattern in zip(err_lines(capsys), ["loading the engine; .*", *due], strict=True):
+        assert re.fullmatch(pattern, line)
+
+
+def test_chat_with_a_code_model_is_warned_of(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("Hello\n")
+    loud = [part for part in SMALL if part != "--quiet"]
+    argv = [*loud, "--file", str(file), "--max-tokens", "3", *ONCE, "--json"]
+    assert main([*argv, "--chat"]) == 0
+    warnings = [line for line in err_lines(capsys) if "warning" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("paceline: warning: `paceline/demo` completes Python code")
+    assert main(argv) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def err_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.parametrize(("after", "printed"), [(3, 1), (1, 0)])
@@ -200,12 +259,19 @@ def _nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["bench"], 2, "no model. hint: `paceline bench MODEL`"),
         (["bench", "m", "other"], 2, "one model at a time; what is `other`?"),
-        ([*SMALL, "--k", "0,3"], 1, "draft length k = 3 without a drafter"),
+        ([*SMALL, "--k", "0,3"], 1, "without a drafter. hint: name one with --speculative-model"),
+        ([*SMALL, "--k", "0,３"], 2, "'0,３' is not a list of draft lengths"),
+        ([*SMALL, "--num-requests", "１２"], 2, "'１２' is not a whole number"),
+        ([*SMALL, "--num-requests", "9" * 20], 2, "requests a round are more than 1000000"),
+        ([*SMALL, "--rounds", "9" * 5000], 2, "a number of 5000 digits is too large"),
+        ([*SMALL, "--input-len", "9" * 20], 1, "is more than 1000000000 tokens"),
+        ([*SMALL, "--output-len", "normal:1,1e30"], 1, "is not a mean and a standard deviation"),
+        ([*SMALL, "--a", "block_size=１６"], 2, "block_size: '１６' is not a whole number"),
         ([*SMALL, "--k", "0,x"], 2, "'0,x' is not a list of draft lengths"),
         ([*SMALL, "--k", "3,-1"], 2, "'3,-1' is not a list of draft lengths"),
         ([*SMALL, "--a", "block_sise=3"], 1, "did you mean `block_size`?"),
         ([*SMALL, "--a", "block_size"], 2, "'block_size' is not of the form name=value"),
-        ([*SMALL, "--a", "block_size=x"], 2, "block_size: invalid int value: 'x'"),
+        ([*SMALL, "--a", "block_size=x"], 2, "block_size: 'x' is not a whole number"),
         ([*SMALL, "--a", "enable_prefix_caching=1"], 2, "must be true or false, got '1'"),
         ([*SMALL, "--a", "kv_cache_memory_bytes=9q"], 2, "'9q' is not a size"),
         ([*SMALL, "--b", "block_size=0"], 1, "variant b: `block_size` must be"),
@@ -239,7 +305,7 @@ def test_refused_prompts_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path:
     file = tmp_path / "prompts.txt"
     file.write_text("short\n" + "a long one " * 100 + "\n")
     assert main([*SMALL, "--file", str(file)]) == 1
-    assert "prompt 2 has" in capsys.readouterr().err
+    assert f"{file}, line 2: the prompt has" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*SMALL, "--file", str(file), "--input-len", "5"])
     assert "--input-len is for synthetic requests" in capsys.readouterr().err
@@ -249,6 +315,29 @@ def test_refused_prompts_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path:
     with pytest.raises(SystemExit):
         main([*SMALL, "--file", str(file)])
     assert "has no prompts" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_nothing_loads")
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"prompt": "a", "temperature": -1}', "`temperature` must be"),
+        (b'{"prompt": "a", "logit_bias": {"5000": 1}}', "logit_bias has the id 5000"),
+        (b'{"prompt_token_ids": [5, 4096]}', "prompt token 1 is 4096"),
+        (b'{"prompt_token_ids": []}', "the prompt has no tokens"),
+        (b'{"messages": [{"role": 5}]}', "messages[0]"),
+        (b'{"prompt": "\xff"}', "not UTF-8, as byte 0xff shows"),
+    ],
+)
+def test_faults_of_a_file_have_its_name_and_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: bytes, says: str
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'{"prompt": "a"}\n\n' + line + b"\n")
+    assert main([*SMALL, "--file", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"paceline: error: {file}, line 3: ")
+    assert says in error
 
 
 @pytest.mark.usefixtures("_nothing_loads")
@@ -264,8 +353,20 @@ def test_refused_plots(
         assert main([*plots, str(path)]) == 1
         assert says in capsys.readouterr().err
     (tmp_path / "folder.png").mkdir()
-    assert main([*plots, str(tmp_path / "folder.png")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    # The last is writable by its permissions for some users, and still cannot be written.
+    for place in (tmp_path / "folder.png", tmp_path / f"{'a' * 300}.png", Path("/proc/x.png")):
+        assert main([*plots, str(place)]) == 1
+        assert "cannot be written: " in capsys.readouterr().err
+
+
+def test_a_checked_plot_leaves_no_trace(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    old = tmp_path / "old.png"
+    old.write_bytes(b"a picture")
+    for place in (old, tmp_path / "new.png"):
+        check_plot(place, [0, 1])
+    assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
+    assert old.read_bytes() == b"a picture"
 
 
 @pytest.mark.usefixtures("_nothing_loads")
@@ -274,7 +375,7 @@ def test_a_plot_without_matplotlib(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main([*SMALL, *DRAFTER, "--k", "0,1", "--plot", "x.png"]) == 1
-    assert "pip install paceline[plot]" in capsys.readouterr().err
+    assert 'pip install "paceline[plot]"' in capsys.readouterr().err
 
 
 # ---- flags and imports ---------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -130,7 +131,7 @@ def test_every_argument_has_a_flag(command: str, capsys: pytest.CaptureFixture[s
         for sampling in fields(SamplingParams):
             name = "sampling_seed" if sampling.name == "seed" else sampling.name
             assert f"--{name.replace('_', '-')}" in text
-    assert "--swap-space" not in text
+    assert "--hf-overrides" not in text
     assert set(flags._SAMPLING_HELP) == {f.name for f in fields(SamplingParams)}
 
 
@@ -138,7 +139,11 @@ def test_every_argument_has_a_flag(command: str, capsys: pytest.CaptureFixture[s
     ("argv", "says"),
     [
         (["check", "m", "--max-model-length", "5"], "did you mean `--max-model-len`"),
-        (["check", "m", "--max-num-seqs", "many"], "invalid int value: 'many'"),
+        (["check", "m", "--max-num-seqs", "many"], "'many' is not a whole number"),
+        (["check", "m", "--max-num-seqs", "１２"], "'１２' is not a whole number"),
+        (["check", "m", "--max-num-seqs", "1_000"], "'1_000' is not a whole number"),
+        (["check", "m", "--gpu-memory-utilization", "0.９"], "'0.９' is not a number"),
+        (["check", "m", "--kv-cache-memory-bytes", "４GiB"], "not a size such as 4GiB"),
         (["check", "m", "n"], "what is `n`?"),
         (["check", "m", "--kv-cache-memory-bytes", "lots"], "not a size such as 4GiB"),
         (["generate"], "no model"),
@@ -146,6 +151,8 @@ def test_every_argument_has_a_flag(command: str, capsys: pytest.CaptureFixture[s
         (["generate", "m", "p", "--temprature=0"], "did you mean `--temperature`"),
         (["generate", "m", "p", "--logit-bias", "5"], "not a JSON object"),
         (["generate", "m", "p", "--stop-token-ids", "a"], "not a list of token ids"),
+        (["generate", "m", "p", "--stop-token-ids", "5,６"], "not a list of token ids"),
+        (["generate", "m", "p", "--quiet", "--verbose"], "not allowed with argument --quiet"),
     ],
 )
 def test_wrong_usage_exits_with_2(
@@ -333,10 +340,75 @@ def test_one_prompt_streams_to_a_terminal(
     monkeypatch.setattr(sys, "stdout", Screen())
     assert main.main(["generate", "m", "word"]) == 0
     assert writes[:3] == ["W", "O", "RD"]
-    assert "4 tokens" in capsys.readouterr().err
+    assert capsys.readouterr().err == ""  # nobody watches it
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main.main(["generate", "m", "word", "--speculative-model", "d"]) == 0
+    begin, end = capsys.readouterr().err.splitlines()
+    assert begin == "loading m, drafts by d"
+    assert "4 tokens" in end
+    assert main.main(["generate", "m", "word", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
     writes.clear()
     assert main.main(["generate", "m", "word", "--json"]) == 0
     assert json.loads(writes[0])["outputs"][0]["text"] == "WORD"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "flags", "bar"), [(True, [], True), (True, ["--quiet"], False), (False, [], False)]
+)
+def test_a_bar_is_for_who_watches(
+    llm: type[ScriptedLLM],
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    flags: list[str],
+    bar: bool,
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert main.main(["generate", "m", "a", "b", *flags]) == 0
+    assert llm.made[-1].use_tqdm is bar
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [([], logging.WARNING), (["--quiet"], logging.ERROR), (["--verbose"], logging.INFO)],
+)
+def test_how_much_is_logged(
+    llm: type[ScriptedLLM], monkeypatch: pytest.MonkeyPatch, flags: list[str], level: int
+) -> None:
+    levels: list[int] = []
+    monkeypatch.setattr("paceline.cli.generate.configure_logging", levels.append)
+    assert main.main(["generate", "m", "p", *flags]) == 0
+    assert levels == [level]
+
+
+@pytest.mark.parametrize(
+    ("model", "argv", "warned"),
+    [
+        ("paceline/demo", ["hi", "--chat"], True),
+        ("paceline/demo-draft", ["hi", "--chat"], True),
+        ("paceline/demo", ["hi"], False),
+        ("m", ["hi", "--chat"], False),
+    ],
+)
+def test_chat_with_a_code_model_is_warned_of(
+    llm: type[ScriptedLLM],
+    caplog: pytest.LogCaptureFixture,
+    model: str,
+    argv: list[str],
+    warned: bool,
+) -> None:
+    assert main.main(["generate", model, *argv]) == 0
+    assert [f"`{model}` completes Python code" in one for one in caplog.messages] == [True] * warned
+
+
+def test_a_directory_of_that_name_is_no_demo_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    items = [prompts.PromptItem(text="hi").as_chat()]
+    assert prompts.chat_warning("paceline/demo", items) is not None
+    (tmp_path / "paceline" / "demo").mkdir(parents=True)
+    assert prompts.chat_warning("paceline/demo", items) is None
 
 
 def test_input_that_is_no_text(llm: type[ScriptedLLM], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,13 +477,25 @@ def test_closed_output_is_quiet(tmp_path: Path) -> None:
     process.stderr.close()
 
 
+def wait_until_it_sleeps(pid: int) -> None:
+    """Until a process has used no CPU for half a second (Linux)."""
+    before, quiet = "", 0
+    while quiet < 5:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        now = " ".join((fields[0], *fields[11:13]))  # state, user and system time
+        quiet = quiet + 1 if now == before and fields[0] == "S" else 0
+        before = now
+        time.sleep(0.1)
+
+
 def test_interrupt_is_quiet() -> None:
     reader, writer = os.pipe()  # keeps the process waiting for prompts
     os.write(writer, b"x\n")
     process = paceline("generate", "m", stdin=reader)
     unread = bytearray(4)
     while fcntl.ioctl(reader, termios.FIONREAD, unread) == 0 and any(unread):
-        time.sleep(0.02)  # until it has read the line and waits for the next
+        time.sleep(0.02)  # until it has read the line
+    wait_until_it_sleeps(process.pid)  # as a signal just before it waits would not wake it
     process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=60)
     os.close(reader)
@@ -434,6 +518,7 @@ def test_no_effect_table_has_flags_of_both_kinds() -> None:
     ("line", "message"),
     [
         ('{"prompt": "a", "max_tokenz": 5}', "line 1: `max_tokenz` is no sampling parameter"),
+        ('{"prompt": "a", "max_tokens": -5}', "prompts.jsonl, line 1: `max_tokens` must be"),
         ("not json", "line 1 is not valid JSON"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def test_chat_streams_to_a_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(argv) == 0
     assert capsys.readouterr().out == whole
+
+
+def test_only_the_text_comes_out(model: str) -> None:
+    argv = [sys.executable, "-m", "paceline.cli.main", "generate", model, "one two"]
+    argv += ["--max-num-seqs", "4", "--max-tokens", "3", "--temperature", "0", "--ignore-eos"]
+    quiet = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert quiet.stderr == ""
+    assert quiet.stdout.strip()
+    loud = subprocess.run([*argv, "--verbose"], capture_output=True, text=True, check=True)
+    assert loud.stdout == quiet.stdout
+    assert "resolved settings" in loud.stderr
 
 
 def test_a_request_the_engine_refuses(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,7 @@ class Setup:
     drafter_context: int | None = None
     policy: DraftLengthPolicy | None = None
     vocab_size: int = 50
+    num_host_blocks: int = 0
 
     def build(self) -> EngineCore:
         policy = self.policy or FixedPolicy(self.k)
@@ -47,7 +48,12 @@ class Setup:
                 enable_chunked_prefill=self.chunked,
                 batching=self.batching,  # type: ignore[arg-type]
             ),
-            CacheConfig(self.block_size, self.num_blocks, self.caching),
+            CacheConfig(
+                self.block_size,
+                self.num_blocks,
+                self.caching,
+                num_host_blocks=self.num_host_blocks,
+            ),
             policy,
             drafter_has_kv=has_kv,
             drafter_context=self.drafter_context,
@@ -55,6 +61,7 @@ class Setup:
         runner = SimulatedRunner(
             self.num_blocks,
             self.block_size,
+            num_host_blocks=self.num_host_blocks,
             vocab_size=self.vocab_size,
             acceptance=self.acceptance,
             drafter_has_kv=has_kv,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from e2e.engines import (
     PROMPT,
@@ -69,6 +70,7 @@ def test_max_tokens_does_not_rest_on_the_device(models: Models, count: int) -> N
     runner = engine.core.runner
     collect = runner.collect
 
+    @torch.inference_mode()
     def forget_limits(handle: Any) -> Any:
         row_column(engine, "max_total")[:] = 1000
         row_column(engine, "active")[:] = True

@@ -39,7 +39,7 @@ def test_every_argument_is_in_it(script: ModuleType) -> None:
 
 
 def test_values_that_are_refused_are_told_apart(script: ModuleType) -> None:
-    assert script.choices_of("preemption_mode", ("recompute", "swap")) == (
-        "; one of `recompute`; not in this version: `swap`"
+    assert script.choices_of("spec_policy", ("fixed", "auto")) == (
+        "; one of `fixed`; not in this version: `auto`"
     )
     assert script.choices_of("device", ()) == ""

@@ -19,6 +19,7 @@ from paceline.models.hf_config import read_hf_config
 from paceline.models.weights import check_weights
 from paceline.synth import pair
 from paceline.synth.pair import plan_pair, write_pair
+from paceline.synth.shapes import SHAPES
 from paceline.synth.weights import SyntheticWeights
 
 FILES = [
@@ -106,6 +107,25 @@ def test_force_replaces_the_models_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "target" / "model.safetensors").read_bytes() != before
 
 
+@pytest.mark.parametrize(
+    ("target", "drafter", "acceptance", "gain"),
+    [
+        # One draft of a model of the same size: 1.8 tokens for the time of 2.
+        ("tiny", "tiny", 0.8, 0.9),
+        ("tiny", "tiny", 1.0, 1.0),
+        # A step of the drafter reads 0.06987 of what the target's reads; seven drafts are best.
+        ("qwen2.5-7b", "qwen2.5-0.5b", 0.8, (1 - 0.8**8) / 0.2 / (1 + 7 * 0.06987)),
+        ("qwen2.5-7b", "qwen2.5-0.5b", 0.0, 1 / 1.06987),
+    ],
+)
+def test_what_a_pair_can_gain(
+    target: str, drafter: str, acceptance: float, gain: float, tmp_path: Path
+) -> None:
+    plan = plan_of(SHAPES[target], SHAPES[drafter], tmp_path, acceptance=acceptance)
+    assert plan.best_gain == pytest.approx(gain, rel=1e-3)
+    assert plan_of(SHAPES[target], None, tmp_path).best_gain is None
+
+
 def test_what_is_written(tmp_path: Path) -> None:
     told: list[str] = []
     plan = plan_pair("tiny", "tiny", tmp_path / "new" / "pair", acceptance=0.6, seed=3)
@@ -117,7 +137,9 @@ def test_what_is_written(tmp_path: Path) -> None:
         weights = one.path / "model.safetensors"
         assert one.nbytes < weights.stat().st_size < one.nbytes + 10_000
         assert weights.stat().st_mode & 0o777 == 0o644
-    assert sum(one.nbytes for one in written) < plan.nbytes
+    assert sum(one.nbytes for one in written) == plan.weight_bytes < plan.nbytes
+    generation = json.loads((plan.out / "target" / "generation_config.json").read_text())
+    assert (generation["do_sample"], generation["temperature"]) == (False, 0)
     about = json.loads((plan.out / "drafter" / "synth.json").read_text())
     assert about["acceptance"] == plan.agreeing / plan.cycle_length == 0.6
     assert (about["shape"], about["drafts_for"], about["seed"]) == ("tiny", "tiny", 3)

@@ -78,6 +78,20 @@ def test_what_a_row_holds() -> None:
     assert rows.num_bytes > rows.counts.numel() * 4
 
 
+def test_counts_are_there_while_a_row_has_penalties() -> None:
+    rows = make_rows(4, 40)
+    rows.allocate_counts(20)
+    penalised = SamplingParams(presence_penalty=0.5)
+    rows.enter([new_row(0, [1]), new_row(1, [2, 3], prompt_len=1, sampling=penalised)])
+    assert rows.counts[1, 3] == 1
+    rows.enter([new_row(2, [1], sampling=penalised), new_row(1, [4])])  # row 1 changed hands
+    assert rows.counts is not None
+    rows.deactivate([2, 0])
+    assert rows.counts is None
+    rows.enter([new_row(2, [4, 5, 5], prompt_len=1, sampling=penalised)])
+    assert rows.counts[2, 4:6].tolist() == [1 << 30, 2]
+
+
 def test_a_row_keeps_nothing_of_its_last_owner() -> None:
     rows = make_rows(2, 40)
     rows.enter([new_row(1, [5, 6], stop_token_ids=(7, 8, 9), block_ids=[3, 4, 5])])

@@ -43,7 +43,8 @@ class Figures:
     num_decode_passes: int
     num_preemptions: int
     cached_share: float  # of prompt tokens, found in the prefix cache
-    proposed_by_position: list[int]
+    proposed_by_position: list[int]  # drafting rounds, as ``Run`` counts them
+    reached_by_position: list[int]
     accepted_by_position: list[int]
     num_same_outputs: int  # with the tokens of the first variant's first run
 
@@ -69,6 +70,7 @@ def figures_of(run: Run, token_budget: int, expected: Sequence[list[int]]) -> Fi
         num_preemptions=run.num_preemptions,
         cached_share=run.num_cached_tokens / max(run.num_prompt_tokens, 1),
         proposed_by_position=run.proposed_by_position.tolist(),
+        reached_by_position=run.reached_by_position.tolist(),
         accepted_by_position=run.accepted_by_position.tolist(),
         num_same_outputs=sum(a == b for a, b in zip(run.token_ids, expected, strict=True)),
     )
@@ -84,26 +86,27 @@ def _percentiles(seconds: Float64Array) -> Percentiles | None:
 class Acceptance:
     """Of drafts, by position from the first; all rounds together."""
 
-    at_least: list[float]  # share of rounds that accepted at least this many drafts
-    # Of the rounds that accepted all before, the share that accepted this one; None if none did.
+    # Share of rounds that accepted at least this many drafts, of those that proposed as many.
+    at_least: list[float]
+    # The same, of those that also accepted all before; None if there were none.
     conditional: list[float | None]
 
 
 def acceptance(rounds: Sequence[Figures]) -> Acceptance:
     """Sum the counts of rounds; empty lists if nothing was proposed.
 
-    Rounds near a sequence's end propose fewer drafts, so each position is a share of the rounds
-    that proposed as many. The conditional one is the quotient of neighbouring shares.
+    Rounds near a sequence's end propose fewer drafts. They are other rounds than the rest, so a
+    quotient of neighbouring shares would not be a share of anything, and could pass 1.
     """
     width = max(len(one.proposed_by_position) for one in rounds)
-    counts = np.zeros((2, width), np.int64)
+    counts = np.zeros((3, width), np.int64)
     for one in rounds:
-        pair = np.array([one.proposed_by_position, one.accepted_by_position], np.int64)
-        counts[:, : pair.shape[1]] += pair
-    at_least: list[float] = (counts[1] / counts[0]).tolist()
-    before = [1.0, *at_least[:-1]] if at_least else []
+        by_position = [one.proposed_by_position, one.reached_by_position, one.accepted_by_position]
+        counts[:, : len(one.proposed_by_position)] += np.array(by_position, np.int64)
+    proposed, reached, accepted = counts.tolist()
+    at_least = [some / most for some, most in zip(accepted, proposed, strict=True)]
     conditional = [
-        share / above if above else None for share, above in zip(at_least, before, strict=True)
+        some / most if most else None for some, most in zip(accepted, reached, strict=True)
     ]
     return Acceptance(at_least, conditional)
 

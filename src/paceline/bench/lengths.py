@@ -15,6 +15,8 @@ from paceline.arrays import Int64Array
 from paceline.errors import ConfigError
 
 FORMS = "128, 32-64, normal:MEAN,STD or mix:0.75=32-64,0.25=512"
+_LONGEST = 10**9  # beyond any model, and far from where 64-bit integers end
+_NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
 
 
 class Lengths(Protocol):
@@ -65,7 +67,7 @@ def parse_lengths(text: str) -> Lengths:
     """A distribution from its text: one of ``FORMS``.
 
     Raises:
-        ConfigError: another form, a length below 1, or shares that do not sum to 1.
+        ConfigError: another form, a length below 1 or above 10**9, or shares that do not sum to 1.
     """
     kind, colon, rest = text.strip().partition(":")
     if not colon:
@@ -82,30 +84,38 @@ def _refuse(text: str, why: str) -> NoReturn:
 
 
 def _uniform(text: str, part: str) -> Uniform:
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+    match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part.strip())
     if match is None:
         _refuse(text, f"`{part}` is neither a number nor a range")
-    low = int(match[1])
-    high = int(match[2] or low)
+    low = _bounded(text, match[1])
+    high = _bounded(text, match[2] or match[1])
     if low < 1 or high < low:
         _refuse(text, f"`{part}` must run from 1 or more upwards")
-    return Uniform(low, high)
+    return Uniform(int(low), int(high))
+
+
+def _bounded(text: str, number: str) -> float:
+    # As a float first: Python refuses to convert thousands of digits to an int.
+    value = float(number)
+    if value > _LONGEST:
+        _refuse(text, f"{number} is more than {_LONGEST} tokens")
+    return value
 
 
 def _normal(text: str, rest: str) -> Normal:
-    try:
-        mean, std = (float(number) for number in rest.split(","))
-    except ValueError:
-        _refuse(text, f"`{rest}` is not a mean and a standard deviation")
-    if not (1 <= mean < float("inf") and 0 <= std < float("inf")):
-        _refuse(text, "the mean must be at least 1 and the standard deviation at least 0")
+    match = re.fullmatch(rf"\s*({_NUMBER})\s*,\s*({_NUMBER})\s*", rest)
+    if match is None:
+        _refuse(text, f"`{rest}` is not a mean and a standard deviation such as 200,50")
+    mean, std = _bounded(text, match[1]), _bounded(text, match[2])
+    if mean < 1:
+        _refuse(text, f"the mean must be at least 1, got {match[1]}")
     return Normal(mean, std)
 
 
 def _mix(text: str, rest: str) -> Mix:
     parts: list[tuple[float, Uniform]] = []
     for entry in rest.split(","):
-        match = re.fullmatch(r"\s*(\d*\.?\d+)=(.*)", entry)
+        match = re.fullmatch(rf"\s*({_NUMBER})=(.*)", entry)
         if match is None:
             _refuse(text, f"`{entry}` is not of the form SHARE=LENGTHS")
         parts.append((float(match[1]), _uniform(text, match[2])))

@@ -51,7 +51,8 @@ class Run:
     num_batched_tokens: int
     num_preemptions: int
     proposed_by_position: Int64Array  # rounds that proposed at least i + 1 drafts
-    accepted_by_position: Int64Array
+    reached_by_position: Int64Array  # of these, rounds that accepted the i before
+    accepted_by_position: Int64Array  # of these, rounds that accepted this one too
     first_token_seconds: Float64Array  # [num_requests] from submission to the first token
     gaps: Gaps
     token_ids: list[list[int]]  # of each prompt's first output
@@ -80,6 +81,7 @@ def measure(
     before = replace(stats)
     # record_drafts adds to these in place.
     before.proposed_by_position = stats.proposed_by_position.copy()
+    before.reached_by_position = stats.reached_by_position.copy()
     before.accepted_by_position = stats.accepted_by_position.copy()
     stats.commit_log = log = CommitLog()
     start = time.monotonic()
@@ -104,8 +106,9 @@ def _run(
 ) -> Run:
     firsts = [output.metrics.first_token_time for output in outputs]
     proposed = _grown(now.proposed_by_position, before.proposed_by_position)
+    reached = _grown(now.reached_by_position, before.reached_by_position)
     accepted = _grown(now.accepted_by_position, before.accepted_by_position)
-    reached = len(np.trim_zeros(proposed, "b"))
+    width = len(np.trim_zeros(proposed, "b"))
     cached = now.num_cached_tokens - before.num_cached_tokens
     return Run(
         seconds=seconds,
@@ -117,8 +120,9 @@ def _run(
         num_decode_passes=now.num_decode_passes - before.num_decode_passes,
         num_batched_tokens=now.num_batched_tokens - before.num_batched_tokens,
         num_preemptions=now.num_preemptions - before.num_preemptions,
-        proposed_by_position=proposed[:reached],
-        accepted_by_position=accepted[:reached],
+        proposed_by_position=proposed[:width],
+        reached_by_position=reached[:width],
+        accepted_by_position=accepted[:width],
         first_token_seconds=np.array([one - start for one in firsts if one is not None]),
         gaps=log.gaps(),
         token_ids=[output.outputs[0].token_ids for output in outputs],

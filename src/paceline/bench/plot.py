@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def check_plot(path: Path, ks: Sequence[int]) -> None:
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
-            "--plot needs matplotlib, which is not installed. hint: `pip install paceline[plot]`"
+            '--plot needs matplotlib, which is not installed. hint: pip install "paceline[plot]"'
         )
     from matplotlib.figure import Figure
 
@@ -33,11 +32,24 @@ def check_plot(path: Path, ks: Sequence[int]) -> None:
         raise ConfigError(
             f"--plot cannot write the format of `{path}`. hint: end the name in .png, .svg or .pdf"
         )
-    folder = path.parent
-    if not folder.is_dir():
-        raise ConfigError(f"--plot: there is no directory `{folder}`. hint: make it first")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"--plot: `{path}` cannot be written. hint: choose another place")
+    _check_place(path)
+
+
+def _check_place(path: Path) -> None:
+    """Write nothing to the file: permissions do not tell all, as for root or a full file system."""
+    try:
+        if not path.parent.is_dir():
+            raise ConfigError(f"--plot: there is no directory `{path.parent}`. hint: make it first")
+        existed = path.exists()
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"--plot: `{path}` cannot be written: {error.strerror or error}. hint: choose another "
+            "place"
+        ) from error
 
 
 def draw(result: Result, path: Path) -> None:
@@ -65,6 +77,7 @@ def draw(result: Result, path: Path) -> None:
             capsize=3,
             label=plan.spec.name or str(plan.arguments["model"]),
         )
+    axes.set_title(f"{result.workload['num_requests']} requests at once, {result.temperature()}")
     axes.set_xlabel("draft length k")
     axes.set_ylabel("tokens/s")
     axes.set_ylim(bottom=0)

@@ -12,6 +12,7 @@ from paceline.bench.figures import Figures, Percentiles, Summary, summarise
 from paceline.bench.prepare import EnginePlan, Placement
 from paceline.bench.spread import Spread, bounds_name
 from paceline.bench.variants import Variant
+from paceline.sampling_params import SamplingParams
 
 WIDTH = 100
 _PLACEMENTS = {
@@ -40,6 +41,17 @@ class Result:
         """One variant's rounds."""
         return [figures[place] for figures in self.rounds]
 
+    def temperatures(self) -> list[float]:
+        """Of all requests of all engines, in order."""
+        return sorted({s.temperature for plan in self.plans for s in plan.workload.sampling})
+
+    def temperature(self) -> str:
+        """The same in words."""
+        values = self.temperatures()
+        if len(values) > 1:
+            return f"temperatures {values[0]:g} to {values[-1]:g}"
+        return f"temperature {values[0]:g}" + (" (greedy)" if values == [0] else "")
+
     def summaries(self) -> list[Summary]:
         """One a variant."""
         count = len(self.variants)
@@ -53,19 +65,26 @@ def to_json(result: Result) -> dict[str, Any]:
         zip(result.variants, result.summaries(), strict=True)
     ):
         entry: dict[str, Any] = {"name": variant.name, "k": variant.k}
-        entry["arguments"] = result.plans[variant.engine].arguments
+        entry["arguments"] = _arguments(result.plans[variant.engine], variant)
         entry.update(asdict(summary))
         entry["rounds"] = [asdict(one) for one in result.of_variant(place)]
         variants.append(entry)
     return {
         "paceline": paceline.__version__,
         "machine": result.machine,
-        "workload": result.workload,
+        "workload": {**result.workload, "temperatures": result.temperatures()},
         "num_rounds": len(result.rounds),
         "bounds": bounds_name(len(result.rounds)),
         "placement": result.placement,
         "variants": variants,
     }
+
+
+def _arguments(plan: EnginePlan, variant: Variant) -> dict[str, Any]:
+    """The engine's, but for the draft length: the engine has the largest of its variants'."""
+    if variant.k is None or "num_speculative_tokens" not in plan.arguments:
+        return plan.arguments
+    return {**plan.arguments, "num_speculative_tokens": variant.k}
 
 
 def to_text(result: Result) -> str:
@@ -85,7 +104,9 @@ def to_text(result: Result) -> str:
         )
         if result.workload["file"] is None:
             parts[-1] += (
-                "\nThe prompts were random tokens; on your own (--file) acceptance differs."
+                "\nThe prompts were random tokens. What a trained pair accepts depends on the "
+                "text: measure on yours\nwith --file. A pair of `paceline synth` accepts at the "
+                "rate it was made with, on any text."
             )
     parts.append(_outputs(result, names))
     return "\n\n".join(parts)
@@ -104,7 +125,7 @@ def _header(result: Result) -> str:
     lines.append(
         f"{work['num_requests']} requests a round, submitted at once: "
         f"{work['num_prompt_tokens']} prompt and {result.rounds[0][0].num_tokens} output tokens, "
-        f"{_temperature(first)}; {_prefix_caching(result)}"
+        f"{result.temperature()}{_origin_of_temperature(result)}; {_prefix_caching(result)}"
     )
     count = len(result.rounds)
     lines.append(
@@ -133,11 +154,15 @@ def _differences(plans: Sequence[EnginePlan]) -> list[str]:
     return lines
 
 
-def _temperature(plan: EnginePlan) -> str:
-    values = {sampling.temperature for sampling in plan.workload.sampling}
-    if len(values) > 1:
-        return f"temperatures {min(values):g} to {max(values):g}"
-    return f"temperature {values.pop():g}"
+def _origin_of_temperature(result: Result) -> str:
+    """How to choose another one, where nobody chose it."""
+    if "temperature" in result.workload["sampling"]:
+        return ""
+    for plan in result.plans:
+        default = SamplingParams(**plan.config.default_sampling).temperature
+        if any(one.temperature != default for one in plan.workload.sampling):
+            return ""  # lines of the file have their own
+    return ", the default of the model (choose another with --temperature)"
 
 
 def _prefix_caching(result: Result) -> str:

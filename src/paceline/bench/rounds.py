@@ -6,7 +6,7 @@ can be taken within a round.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from paceline.bench.engines import EngineSet
@@ -18,12 +18,17 @@ T = TypeVar("T")
 
 
 def run_rounds(
-    engines: EngineSet, plans: Sequence[EnginePlan], variants: Sequence[Variant], count: int
+    engines: EngineSet,
+    plans: Sequence[EnginePlan],
+    variants: Sequence[Variant],
+    count: int,
+    on_run: Callable[[int, Variant, Figures], None] = lambda number, variant, figures: None,
 ) -> Iterator[list[Figures]]:
     """Yield each round's figures, in the order of the variants.
 
     Draft lengths of one engine run next to one another; both they and the engines rotate. The first
     run of all is the first variant's; its outputs are what the others' are compared with.
+    on_run: told of each run as it ends; rounds are counted from 0.
     """
     by_engine = [[v for v in variants if v.engine == i] for i in range(len(plans))]
     expected: list[list[int]] | None = None
@@ -36,6 +41,7 @@ def run_rounds(
                 run = engine.run(variant.k)
                 expected = run.token_ids if expected is None else expected
                 done[variant] = figures_of(run, budget, expected)
+                on_run(number, variant, done[variant])
         yield [done[variant] for variant in variants]
 
 

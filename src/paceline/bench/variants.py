@@ -93,7 +93,7 @@ def _engine(name: str, arguments: dict[str, Any], ks: Sequence[int]) -> EngineSp
     if max(ks) > 0:
         raise ConfigError(
             f"draft length k = {max(ks)} without a drafter{name and f' in variant {name}'}. hint: "
-            "set `speculative_model` to a smaller model of the same family or to [ngram], or "
+            "name one with --speculative-model, a smaller model of the same family or [ngram], or "
             "leave --k out"
         )
     return EngineSpec(name, arguments, 0)

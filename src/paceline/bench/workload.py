@@ -35,6 +35,9 @@ class Workload:
         return sum(map(len, self.prompts))
 
 
+# Prompts are lists of Python integers: this many tokens take about a gigabyte.
+_MOST_PROMPT_TOKENS = 30 * 10**6
+
 # Makes the workload for an engine, which has a tokenizer unless it was told to do without.
 WorkloadSource = Callable[[EngineConfig, "Tokenizer | None"], Workload]
 
@@ -50,7 +53,9 @@ class SyntheticRequests:
     sampling: Mapping[str, Any]  # given by the user; the model's defaults hold otherwise
 
     def __call__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> Workload:
-        """Raises RequestError if a request is longer than the engine's max_model_len."""
+        """Raises RequestError if a request is longer than the engine's max_model_len, or if all
+        prompts together are too long to be kept.
+        """
         rng = np.random.default_rng(self.seed)
         inputs = self.input_len.draw(rng, self.count).tolist()
         outputs = self.output_len.draw(rng, self.count).tolist()
@@ -63,10 +68,16 @@ class SyntheticRequests:
                 f"{limit}. hint: choose shorter lengths, or raise max_model_len if the model and "
                 "the KV pool allow it"
             )
+        if sum(inputs) > _MOST_PROMPT_TOKENS:
+            raise RequestError(
+                f"the {self.count} prompts of a round would have {sum(inputs)} tokens, and at most "
+                f"{_MOST_PROMPT_TOKENS} can be kept. hint: lower --num-requests or --input-len"
+            )
         ids = ordinary_ids(config, tokenizer)
         prompts = [ids[rng.integers(len(ids), size=length)].tolist() for length in inputs]
         base = SamplingParams(**{**config.default_sampling, **self.sampling})
         sampling = [dataclasses.replace(base, max_tokens=n, ignore_eos=True) for n in outputs]
+        check_request(prompts[0], sampling[0], config, tokenizer)
         return Workload(prompts, seeded(sampling, self.seed))
 
 
@@ -87,19 +98,24 @@ def seeded(sampling: Sequence[SamplingParams], seed: int) -> list[SamplingParams
     ]
 
 
-def check_prompts(prompts: Sequence[Sequence[int]], config: EngineConfig) -> None:
+def check_request(
+    prompt: list[int],
+    sampling: SamplingParams,
+    config: EngineConfig,
+    tokenizer: Tokenizer | None,
+) -> None:
     """Refuse what the engine would refuse later.
 
     Raises:
-        RequestError: a prompt is empty, or leaves no place for output.
+        RequestError: wrong ids or sampling parameters, or a prompt that leaves no place for output.
     """
+    from paceline.engine.admission import Admission  # the tokenizers library
+
+    Admission(config, tokenizer).make_request("0", prompt, sampling)
     limit = config.scheduler.max_model_len
-    for number, prompt in enumerate(prompts, 1):
-        if not prompt:
-            raise RequestError(f"prompt {number} is empty. hint: give at least one token")
-        if len(prompt) >= limit:
-            raise RequestError(
-                f"prompt {number} has {len(prompt)} tokens, but max_model_len is {limit} and one "
-                "place is needed for output. hint: shorten the prompt, or raise max_model_len if "
-                "the model and the KV pool allow it"
-            )
+    if len(prompt) >= limit:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, but max_model_len is {limit} and one place is "
+            "needed for output. hint: shorten the prompt, or raise max_model_len if the model and "
+            "the KV pool allow it"
+        )

@@ -29,6 +29,11 @@ _INTEGERS: dict[str, tuple[int, int | None]] = {
     "ngram_prompt_lookup_min": (1, None),
     "speculative_disable_by_batch_size": (0, None),
 }
+# name -> largest value of what must be above 0, and both in words
+_NUMBERS = {
+    "gpu_memory_utilization": (1.0, "a number above 0 and at most 1"),
+    "swap_space": (1e6, "a number of GiB above 0"),
+}
 _FLAGS = ("skip_tokenizer_init", "enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
 _TEXTS = ("model", "tokenizer", "generation_config", "speculative_model")
 _SPECULATIVE = (
@@ -40,12 +45,6 @@ _SPECULATIVE = (
 )
 # (argument, value, why it cannot be had, way out)
 _NOT_HERE = (
-    (
-        "preemption_mode",
-        "swap",
-        "moves KV blocks from a GPU to host memory, which is not available in this version",
-        "use 'recompute', which the prefix cache makes cheap",
-    ),
     (
         "spec_policy",
         "auto",
@@ -85,13 +84,16 @@ def _type_faults(args: EngineArgs) -> list[Fault]:
             isinstance(value, str) and value
         ):
             faults.append(_wrong(name, "a non-empty string", value))
-    share = args.gpu_memory_utilization
-    if (
-        isinstance(share, bool)
-        or not isinstance(share, int | float)
-        or not (math.isfinite(share) and 0 < share <= 1)
-    ):
-        faults.append(_wrong("gpu_memory_utilization", "a number above 0 and at most 1", share))
+    return faults + _number_faults(args)
+
+
+def _number_faults(args: EngineArgs) -> list[Fault]:
+    faults: list[Fault] = []
+    for name, (most, due) in _NUMBERS.items():
+        value = getattr(args, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and math.isfinite(value) and 0 < value <= most):
+            faults.append(_wrong(name, due, value))
     return faults
 
 

@@ -13,6 +13,12 @@ from paceline.check.plan import Plan, Pool
 from paceline.check.report import Fact, Setting, format_bytes, format_count
 from paceline.config import EngineConfig
 from paceline.engine_args import EngineArgs
+from paceline.latency.plan import CardLimits, LatencyPlan
+from paceline.latency.plan import plan as latency_plan
+
+# Of the smallest card that the latency path runs on; start-up asks the card itself.
+_FEWEST_SMS = 114
+_SHARED_MEMORY = 232_448
 
 
 def describe_facts(plan: Plan) -> list[Fact]:
@@ -24,6 +30,7 @@ def describe_facts(plan: Plan) -> list[Fact]:
     facts.append(Fact("kv_bytes_per_token", sum(kv), "KV a token", _kv_text(kv)))
     if plan.pool is not None and plan.config is not None:
         facts += _pool_facts(plan, plan.pool, plan.config)
+        facts += _latency_facts(plan, plan.config)
     return facts
 
 
@@ -96,6 +103,31 @@ def _pool_facts(plan: Plan, pool: Pool, config: EngineConfig) -> list[Fact]:
             f"{budget} a step, {budget - decode} left for prefill beside a full batch",
         )
     )
+    return facts
+
+
+def _latency_facts(plan: Plan, config: EngineConfig) -> list[Fact]:
+    """Whether each model can take the latency path; start-up measures whether it pays."""
+    if plan.gpu is None or config.latency_path == "off":
+        return []
+    card = CardLimits(plan.gpu.capability, _FEWEST_SMS, _SHARED_MEMORY)
+    facts = []
+    for role, files in (("target", plan.target), ("drafter", plan.sources.drafter)):
+        if files is None:
+            continue
+        found = latency_plan(
+            files.arch,
+            card,
+            dtype=config.model.dtype,
+            block_size=config.cache.block_size,
+            max_positions=config.scheduler.max_model_len,
+        )
+        if isinstance(found, LatencyPlan):
+            text = f"applies, with {format_bytes(found.packed_bytes)} of packed weights"
+            value = found.packed_bytes
+        else:
+            text, value = f"does not apply: {found.reason}", 0
+        facts.append(Fact(f"{role}_latency_bytes", value, f"{role} latency path", text))
     return facts
 
 

@@ -15,6 +15,7 @@ from paceline.check import gpu, machine
 from paceline.check.arguments import lookup_lengths
 from paceline.check.files import ModelFiles, Sources
 from paceline.check.gpu import Gpu
+from paceline.check.gpu_memory import count_host_blocks, estimate_parts
 from paceline.check.report import Fault, format_bytes
 from paceline.config import (
     CacheConfig,
@@ -25,13 +26,13 @@ from paceline.config import (
     TokenizerConfig,
 )
 from paceline.engine_args import NGRAM, EngineArgs
+from paceline.errors import CapacityError
+from paceline.worker.memory_plan import Limits, MemoryParts, count_blocks
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 DEFAULT_TOKEN_BUDGET = 2048
 GPU_TOKEN_BUDGET = 8192
-# What a GPU holds besides weights, KV and activations: the CUDA context, graphs, scratch memory.
-GPU_RESERVE_BYTES = 2 * 1024**3
 DEFAULT_POOL_BYTES = 4 * 1024**3
 DEFAULT_POOL_SHARE = 0.4
 MIN_DEFAULT_SEQUENCES = 64
@@ -134,7 +135,7 @@ def make_plan(args: EngineArgs, sources: Sources, target: ModelFiles) -> Plan:
                 "5 is a good start",
             )
         )
-    plan.config = _engine_config(plan, pool, length, budget)
+    plan.config = _engine_config(plan, pool, length, budget, _plan_host_blocks(plan))
     return plan
 
 
@@ -202,7 +203,11 @@ def _plan_pool(plan: Plan) -> Pool | None:
     if args.kv_cache_memory_bytes is not None:
         size, why = args.kv_cache_memory_bytes, "as kv_cache_memory_bytes says"
     elif plan.gpu is not None:
-        size, why = _gpu_pool(plan, plan.gpu)
+        fitting = _gpu_blocks(plan, plan.gpu, block_bytes, length=1)
+        if fitting is None:
+            return None
+        why = f"what {args.gpu_memory_utilization:.0%} of {plan.gpu.name} leaves, an estimate"
+        return Pool(fitting, args.block_size, block_bytes, why, is_estimate=True)
     else:
         size, why = _default_pool(plan, block_bytes)
     num_blocks = size // block_bytes - 1
@@ -217,24 +222,45 @@ def _plan_pool(plan: Plan) -> Pool | None:
             )
         )
         return None
-    estimate = plan.gpu is not None and args.kv_cache_memory_bytes is None
-    return Pool(num_blocks, args.block_size, block_bytes, why, estimate)
+    return Pool(num_blocks, args.block_size, block_bytes, why)
 
 
-def _gpu_pool(plan: Plan, card: Gpu) -> tuple[int, str]:
-    """Bytes of the pool on a GPU, as far as they can be told before start-up measures them."""
-    share = plan.args.gpu_memory_utilization
-    used = card.total_bytes - card.free_bytes
-    left = int(share * card.total_bytes) - used - plan.demand.resident - _gpu_overhead(plan)
-    return max(left, 0), f"what {share:.0%} of {card.name} leaves, an estimate"
+def _gpu_blocks(plan: Plan, card: Gpu, block_bytes: int, length: int) -> int | None:
+    """Blocks of the pool on a GPU, as far as they can be told before start-up measures them.
+
+    None, and a fault, where a sequence of ``length`` tokens does not fit.
+    """
+    args = plan.args
+    limits = Limits(
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        max_model_len=length,
+        max_num_batched_tokens=args.max_num_batched_tokens or _token_budget(plan),
+        max_num_seqs=args.max_num_seqs,
+        block_size=args.block_size,
+    )
+    try:
+        return count_blocks(_gpu_parts(plan, card), limits, block_bytes)
+    except CapacityError as error:
+        fault = Fault.from_error(error)
+        hint = fault.hint
+        if plan.demand.dtype == "float32":
+            hint += ' or set dtype="bfloat16"'
+        plan.faults.append(Fault(f"{fault.cause}, as estimated from {card.name}", hint, True))
+        return None
 
 
-def _gpu_overhead(plan: Plan) -> int:
-    """Bytes of activations and scratch memory: a full prefill pass, and the reserve."""
-    arch = plan.target.arch
-    size = 4 if plan.demand.dtype == "float32" else 2
-    width = 3 * arch.intermediate_size + 4 * arch.hidden_size
-    return _token_budget(plan) * width * size + GPU_RESERVE_BYTES
+def _gpu_parts(plan: Plan, card: Gpu) -> MemoryParts:
+    """What everything but the KV pool will take on a GPU, an estimate."""
+    args, arch = plan.args, plan.target.arch
+    return estimate_parts(
+        card,
+        arch,
+        plan.demand.weights,
+        dtype_bytes=4 if plan.demand.dtype == "float32" else 2,
+        num_rows=args.max_num_seqs + 1,
+        row_tokens=(args.max_model_len or arch.max_position_embeddings) + plan.k + 1,
+        budget=args.max_num_batched_tokens or _token_budget(plan),
+    )
 
 
 def _token_budget(plan: Plan) -> int:
@@ -266,6 +292,8 @@ def _default_pool(plan: Plan, block_bytes: int) -> tuple[int, str]:
 def _check_memory(plan: Plan, pool: Pool) -> None:
     weights = plan.demand.resident
     if plan.free_memory is None or weights + pool.total_bytes <= plan.free_memory:
+        if plan.gpu is not None and not pool.is_estimate:
+            _warn_of_tight_pool(plan, plan.gpu, pool)
         return
     ways_out = ["lower `kv_cache_memory_bytes`", "choose a smaller model"]
     if plan.demand.dtype == "float32":
@@ -281,6 +309,42 @@ def _check_memory(plan: Plan, pool: Pool) -> None:
             about_memory=True,
         )
     )
+
+
+def _plan_host_blocks(plan: Plan) -> int:
+    """Blocks of preempted sequences that host memory holds, 0 where they are recomputed."""
+    args = plan.args
+    if args.preemption_mode != "swap":
+        plan.notes["swap_space"] = "unused: preempted sequences are recomputed"
+        return 0
+    if plan.gpu is None:
+        plan.faults.append(
+            Fault(
+                "`preemption_mode='swap'` copies KV blocks from a GPU to host memory, but the "
+                "model runs on the CPU, whose KV lies in host memory already",
+                "use 'recompute', which the prefix cache makes cheap",
+            )
+        )
+        return 0
+    block_bytes = args.block_size * plan.demand.kv_per_token[0]
+    num_blocks = count_host_blocks(
+        args.swap_space, block_bytes, machine.available_memory(), plan.faults
+    )
+    plan.notes["swap_space"] = f"{num_blocks} KV blocks of preempted sequences"
+    return num_blocks
+
+
+def _warn_of_tight_pool(plan: Plan, card: Gpu, pool: Pool) -> None:
+    """A pool of a given size is taken at its word, though steps need memory beside it."""
+    parts = _gpu_parts(plan, card)
+    if parts.used + pool.total_bytes > parts.total:
+        beside = card.free_bytes - parts.weights - pool.total_bytes
+        needed = parts.state + parts.activations + parts.graphs
+        plan.warnings.append(
+            f"the KV pool of {format_bytes(pool.total_bytes)} ({pool.why}) leaves "
+            f"{format_bytes(beside)} of GPU memory beside the weights, and steps may need "
+            f"{format_bytes(needed)}: they may run out of memory"
+        )
 
 
 # --- lengths and budget ---
@@ -309,7 +373,9 @@ def _plan_length(plan: Plan, pool: Pool) -> int:
             )
         )
     needed = pool.blocks_for(explicit)
-    if needed > pool.num_blocks:
+    if pool.is_estimate and plan.gpu is not None:
+        _gpu_blocks(plan, plan.gpu, pool.block_bytes, explicit)
+    elif needed > pool.num_blocks:
         enlarge = (
             f"raise `num_gpu_blocks_override` to {needed}"
             if plan.args.num_gpu_blocks_override is not None
@@ -365,7 +431,9 @@ def _plan_budget(plan: Plan, length: int) -> int:
 # --- the result ---
 
 
-def _engine_config(plan: Plan, pool: Pool, length: int, budget: int) -> EngineConfig:
+def _engine_config(
+    plan: Plan, pool: Pool, length: int, budget: int, host_blocks: int
+) -> EngineConfig:
     args, sources = plan.args, plan.sources
     vocabulary = None if sources.tokenizer_path is None else sources.vocabulary
     stop_ids = {*plan.target.arch.eos_token_ids, *sources.generation_eos}
@@ -382,6 +450,8 @@ def _engine_config(plan: Plan, pool: Pool, length: int, budget: int) -> EngineCo
             pool.num_blocks,
             args.enable_prefix_caching,
             args.gpu_memory_utilization if pool.is_estimate else 0.0,
+            lowers_model_len=pool.is_estimate and args.max_model_len is None,
+            num_host_blocks=host_blocks,
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=args.max_num_seqs,
@@ -393,6 +463,7 @@ def _engine_config(plan: Plan, pool: Pool, length: int, budget: int) -> EngineCo
         speculative=_speculative_config(plan),
         device="cpu" if plan.gpu is None else "cuda",
         enforce_eager=args.enforce_eager,
+        latency_path="off" if plan.gpu is None else args.latency_path,
         seed=args.seed,
         stop_token_ids=tuple(sorted(stop_ids)),
         default_sampling=sources.default_sampling,

@@ -122,6 +122,11 @@ class CheckReport:
             parts.append("OK: no fault found")
         return "\n\n".join(parts)
 
+    def settings_line(self) -> str:
+        """The resolved settings that have a value, in one line for a log."""
+        values = [(s.name, s.value) for s in self.settings if s.value not in (None, False)]
+        return ", ".join(name if value is True else f"{name}={value}" for name, value in values)
+
     def settings_text(self) -> str:
         """The resolved settings, one a line: name, value, why."""
         rows = [(s.name, str(s.value), s.note) for s in self.settings]

@@ -47,7 +47,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         tokenizer = dataclasses.replace(config.tokenizer, path=model.path)
         config = dataclasses.replace(config, tokenizer=tokenizer)
     config = dataclasses.replace(config, model=model)
-    logger.info("resolved settings:\n%s", report.settings_text())
+    logger.info("resolved settings: %s", report.settings_line())
     logger.info("%s", describe_drafter(config))
     for warning in report.warnings:
         logger.warning("%s", warning)

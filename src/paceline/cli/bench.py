@@ -18,7 +18,7 @@ from paceline.bench.engines import EngineSet
 from paceline.bench.figures import Figures
 from paceline.bench.lengths import FORMS, parse_lengths
 from paceline.bench.plot import check_plot, draw
-from paceline.bench.prepare import place, prepare
+from paceline.bench.prepare import EnginePlan, place, prepare
 from paceline.bench.report import Result, to_json, to_text
 from paceline.bench.rounds import run_rounds
 from paceline.bench.variants import Comparison, Variant, make_comparison
@@ -26,7 +26,7 @@ from paceline.bench.workload import (
     SyntheticRequests,
     Workload,
     WorkloadSource,
-    check_prompts,
+    check_request,
     seeded,
 )
 from paceline.cli.flags import (
@@ -35,9 +35,11 @@ from paceline.cli.flags import (
     add_sampling_flags,
     engine_assignment,
     given,
+    positive_number,
+    whole_number,
 )
 from paceline.cli.main import INTERRUPTED
-from paceline.cli.prompts import PromptItem, read_prompt_file
+from paceline.cli.prompts import PromptItem, chat_warning, read_prompt_file
 from paceline.config import EngineConfig
 from paceline.errors import RequestError
 from paceline.log import configure_logging
@@ -56,10 +58,12 @@ examples:
   any engine argument; the same value on both sides shows the noise of the machine
     paceline bench MODEL --a block_size=16 --b block_size=32
   nothing to download: the tiny pair in the package
-    paceline bench paceline/demo --speculative-model paceline/demo-draft --k 0,1,3,5,8
+    paceline bench paceline/demo --speculative-model paceline/demo-draft --k 0,1,3,5,8 \\
+        --temperature 0
 """
 
 _NUM_REQUESTS = 32
+_MOST_REQUESTS = 10**6
 _INPUT_LEN = "128"
 _OUTPUT_LEN = "64"
 _MAX_TOKENS = 256  # of a file's prompts, as `paceline generate`
@@ -76,24 +80,28 @@ def run(argv: Sequence[str]) -> int:
     _take_model(parser, options, engine)
     comparison = _comparison(options, engine)
     seed = engine.get("seed", 0)
-    source = _workload_source(parser, options, sampling, seed)
+    SamplingParams(**sampling)  # refuses wrong values
+    items = _file_items(parser, options, sampling)
+    source = _workload_source(parser, options, items, sampling, seed)
     if options.plot is not None:
         check_plot(options.plot, options.k)
     configure_logging(logging.ERROR)  # the warnings are shown once, below
     plans = prepare(comparison.engines, source)
     placement = place(plans, options.processes)
-    if not options.quiet:
-        for warning in dict.fromkeys(warning for plan in plans for warning in plan.warnings):
-            print(f"paceline: warning: {warning}", file=sys.stderr)
+    progress = _Progress(comparison.variants, options.rounds, quiet=options.quiet)
+    progress.warn(plans, items)
+    progress.loading(len(plans))
     rounds: list[list[Figures]] = []
     lengths = [[v.k for v in comparison.variants if v.engine == i] for i in range(len(plans))]
     engines = EngineSet(plans, lengths, placement)
     status = 0
     try:
         with engines:
-            for figures in run_rounds(engines, plans, comparison.variants, options.rounds):
+            for figures in run_rounds(
+                engines, plans, comparison.variants, options.rounds, progress.ran
+            ):
                 rounds.append(figures)
-                _show_round(options, comparison.variants, rounds)
+                progress.round_ended(len(rounds), figures)
     except KeyboardInterrupt:
         if not rounds:
             raise
@@ -101,8 +109,11 @@ def run(argv: Sequence[str]) -> int:
     workload = _describe_workload(options, sampling, seed, plans[0].workload)
     result = Result(comparison.variants, plans, placement, engines.machine, workload, rounds)
     if not options.json:
-        print(to_text(result) + "\n")
-    print(json.dumps(to_json(result), ensure_ascii=False))
+        print(to_text(result))
+    if not options.no_json:
+        # One line and the last, so that programs find it behind the tables.
+        text = json.dumps(to_json(result), ensure_ascii=False)
+        print(text if options.json else f"\n{text}")
     if options.plot is not None:
         draw(result, options.plot)
     return status
@@ -124,7 +135,11 @@ def _parser() -> Parser:
     parser.add_argument("positional", nargs="*", metavar="MODEL", help="the same as --model MODEL")
     group = parser.add_argument_group("what is compared (a product, if several are given)")
     group.add_argument(
-        "--k", type=_draft_lengths, default=[], metavar="K,K,...", help="draft lengths; 0 is off"
+        "--k",
+        type=_draft_lengths,
+        default=[],
+        metavar="K,K,...",
+        help="draft lengths; 0 is off (default: the engine's own)",
     )
     for side, other in (("a", "b"), ("b", "a")):
         group.add_argument(
@@ -136,21 +151,27 @@ def _parser() -> Parser:
             help=f"engine argument of side {side}, against side {other}; as often as needed",
         )
     group.add_argument(
-        "--rounds", type=_positive, default=_ROUNDS, metavar="N", help="(default: %(default)s)"
+        "--rounds",
+        type=positive_number,
+        default=_ROUNDS,
+        metavar="N",
+        help="interleaved rounds that are counted (default: %(default)s)",
     )
     group.add_argument(
         "--processes",
         choices=("auto", "shared", "separate"),
         default="auto",
         help="several engines in one process, or in one each; auto: in one if they fit into "
-        "memory, else one each, taking turns",
+        "memory, else one each, taking turns (default: auto)",
     )
     group = parser.add_argument_group("what is run")
-    group.add_argument("--file", type=Path, help="prompts, as for `paceline generate`")
+    group.add_argument(
+        "--file", type=Path, help="prompts, as for `paceline generate` (default: random tokens)"
+    )
     group.add_argument("--chat", action="store_true", help="send each text as a user's message")
     group.add_argument(
         "--num-requests",
-        type=_positive,
+        type=_request_count,
         metavar="N",
         help=f"requests a round (default: the file's prompts once, else {_NUM_REQUESTS})",
     )
@@ -161,8 +182,14 @@ def _parser() -> Parser:
             help=f"tokens of synthetic {name}s: {FORMS} (default: {default})",
         )
     group = parser.add_argument_group("what comes out")
-    group.add_argument("--json", action="store_true", help="only the line of JSON")
-    group.add_argument("--plot", type=Path, metavar="FILE.png", help="draft length vs tokens/s")
+    form = group.add_mutually_exclusive_group()
+    form.add_argument(
+        "--json", action="store_true", help="only the line of JSON (default: tables, then the line)"
+    )
+    form.add_argument("--no-json", action="store_true", help="only the tables")
+    group.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw draft length against tokens/s"
+    )
     group.add_argument("--quiet", action="store_true", help="no progress, no warnings")
     add_engine_flags(parser)
     add_sampling_flags(parser)
@@ -171,18 +198,19 @@ def _parser() -> Parser:
 
 def _draft_lengths(text: str) -> list[int]:
     try:
-        ks = [int(part) for part in text.split(",")]
-    except ValueError:
+        ks = [whole_number(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError:
         ks = [-1]
     if min(ks) < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of draft lengths such as 0,3,5")
     return ks
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+def _request_count(text: str) -> int:
+    count = positive_number(text)
+    if count > _MOST_REQUESTS:
+        raise argparse.ArgumentTypeError(f"{count} requests a round are more than {_MOST_REQUESTS}")
+    return count
 
 
 def _take_model(parser: Parser, options: argparse.Namespace, engine: dict[str, Any]) -> None:
@@ -210,26 +238,14 @@ def _comparison(options: argparse.Namespace, engine: dict[str, Any]) -> Comparis
 # ---- requests ------------------------------------------------------------------------------------
 
 
-def _workload_source(
-    parser: Parser, options: argparse.Namespace, sampling: dict[str, Any], seed: int
-) -> WorkloadSource:
-    SamplingParams(**sampling)  # refuses wrong values
+def _file_items(
+    parser: Parser, options: argparse.Namespace, sampling: dict[str, Any]
+) -> list[PromptItem]:
+    """The prompts of --file, checked as far as that needs no model; empty without it."""
     if options.file is None:
         if options.chat:
             parser.error("--chat is for the texts of a file. hint: give one with --file")
-        for name in _ENDINGS:
-            if name in sampling:
-                parser.error(
-                    f"--{name.replace('_', '-')} is for prompts of a file: synthetic outputs end "
-                    "at their length. hint: set it with --output-len"
-                )
-        return SyntheticRequests(
-            options.num_requests or _NUM_REQUESTS,
-            parse_lengths(options.input_len or _INPUT_LEN),
-            parse_lengths(options.output_len or _OUTPUT_LEN),
-            seed,
-            sampling,
-        )
+        return []
     for name in ("input", "output"):
         if getattr(options, f"{name}_len") is not None:
             hint = "--max-tokens limits outputs" if name == "output" else "leave it out"
@@ -238,26 +254,54 @@ def _workload_source(
     if not items:
         parser.error(f"`{options.file}` has no prompts. hint: one a line, or JSON lines")
     for item in items:
-        SamplingParams(**{**sampling, **item.sampling})
+        item.sampling_with(sampling)
     if options.chat:
         items = [item.as_chat() for item in items]
-    count = options.num_requests or len(items)
-    repeated = [items[number % len(items)] for number in range(count)]
-    return functools.partial(_file_workload, repeated, sampling, seed)
+    return items[: options.num_requests]
+
+
+def _workload_source(
+    parser: Parser,
+    options: argparse.Namespace,
+    items: Sequence[PromptItem],
+    sampling: dict[str, Any],
+    seed: int,
+) -> WorkloadSource:
+    if items:
+        count = options.num_requests or len(items)
+        return functools.partial(_file_workload, items, count, sampling, seed)
+    for name in _ENDINGS:
+        if name in sampling:
+            parser.error(
+                f"--{name.replace('_', '-')} is for prompts of a file: synthetic outputs end at "
+                "their length. hint: set it with --output-len"
+            )
+    return SyntheticRequests(
+        options.num_requests or _NUM_REQUESTS,
+        parse_lengths(options.input_len or _INPUT_LEN),
+        parse_lengths(options.output_len or _OUTPUT_LEN),
+        seed,
+        sampling,
+    )
 
 
 def _file_workload(
     items: Sequence[PromptItem],
+    count: int,
     sampling: dict[str, Any],
     seed: int,
     config: EngineConfig,
     tokenizer: Tokenizer | None,
 ) -> Workload:
-    prompts = [_token_ids(item, tokenizer) for item in items]
-    check_prompts(prompts, config)
     defaults = {"max_tokens": _MAX_TOKENS, **config.default_sampling, **sampling}
-    params = [SamplingParams(**{**defaults, **item.sampling}) for item in items]
-    return Workload(prompts, seeded(params, seed))
+    prompts, params = [], []
+    for item in items:
+        params.append(item.sampling_with(defaults))
+        with item.located():
+            prompts.append(_token_ids(item, tokenizer))
+            check_request(prompts[-1], params[-1], config, tokenizer)
+    places = [number % len(items) for number in range(count)]
+    return Workload([prompts[i] for i in places], seeded([params[i] for i in places], seed))
 
 
 def _token_ids(item: PromptItem, tokenizer: Tokenizer | None) -> list[int]:
@@ -291,13 +335,47 @@ def _describe_workload(
     }
 
 
-def _show_round(
-    options: argparse.Namespace, variants: Sequence[Variant], rounds: Sequence[Sequence[Figures]]
-) -> None:
-    if options.quiet or not sys.stderr.isatty():
-        return
-    speeds = ", ".join(
-        f"{variant.name} {one.tokens_per_second:.0f}"
-        for variant, one in zip(variants, rounds[-1], strict=True)
-    )
-    print(f"round {len(rounds)} of {options.rounds}, tokens/s: {speeds}", file=sys.stderr)
+# ---- while it runs -------------------------------------------------------------------------------
+
+
+class _Progress:
+    """Warnings and progress on standard error.
+
+    A terminal gets a line a round. A file or a pipe, which people follow to see that a long run
+    goes on, gets a line a run.
+    """
+
+    def __init__(self, variants: Sequence[Variant], num_rounds: int, *, quiet: bool) -> None:
+        self._variants = variants
+        self._num_rounds = num_rounds
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+
+    def warn(self, plans: Sequence[EnginePlan], items: Sequence[PromptItem]) -> None:
+        """What the checks warned of, and prompts that the models do not understand."""
+        warnings = [warning for plan in plans for warning in plan.warnings]
+        chats = [chat_warning(plan.arguments["model"], items) for plan in plans]
+        for warning in dict.fromkeys([*warnings, *filter(None, chats)]):
+            self._print(f"paceline: warning: {warning}")
+
+    def loading(self, num_engines: int) -> None:
+        engines = "the engine" if num_engines == 1 else f"{num_engines} engines"
+        self._print(f"loading {engines}; the first pass of each draft length is not counted")
+
+    def ran(self, number: int, variant: Variant, figures: Figures) -> None:
+        """A variant's run in round ``number``, counted from 0."""
+        if not self._terminal:
+            speed = f"{figures.tokens_per_second:.0f} tokens/s"
+            self._print(f"round {number + 1} of {self._num_rounds}, {variant.name}: {speed}")
+
+    def round_ended(self, count: int, figures: Sequence[Figures]) -> None:
+        if self._terminal:
+            speeds = ", ".join(
+                f"{variant.name} {one.tokens_per_second:.0f}"
+                for variant, one in zip(self._variants, figures, strict=True)
+            )
+            self._print(f"round {count} of {self._num_rounds}, tokens/s: {speeds}")
+
+    def _print(self, line: str) -> None:
+        if not self._quiet:
+            print(line, file=sys.stderr, flush=True)

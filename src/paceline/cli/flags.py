@@ -18,6 +18,7 @@ from paceline.cli.main import print_error
 from paceline.engine_args import NO_EFFECT, EngineArgs
 from paceline.sampling_params import SamplingParams
 
+_MOST_DIGITS = 100  # more than any argument can use, and fewer than ``int`` refuses
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 _SAMPLING_HELP = {
@@ -95,7 +96,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """A flag for every sampling parameter; the request's seed is ``--sampling-seed``."""
-    group = parser.add_argument_group("sampling parameters")
+    group = parser.add_argument_group(
+        "sampling parameters", "what the model's generation_config.json says comes before defaults"
+    )
     hints = get_type_hints(SamplingParams)
     for f in fields(SamplingParams):
         options = _options(hints[f.name], f"sampling.{f.name}")
@@ -145,15 +148,39 @@ def engine_assignment(text: str) -> tuple[str, Any]:
     convert = _engine_options(name, kind).get("type", str)
     try:
         return name, convert(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{name}: invalid {convert.__name__} value: {value!r}"
-        ) from None
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{name}: {error}") from None
+
+
+def whole_number(text: str) -> int:
+    """An int in plain digits; ``int`` itself also takes "1_000" and digits of other scripts."""
+    if not re.fullmatch(r"[+-]?[0-9]+", text.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number such as 5")
+    if len(text) > _MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"a number of {len(text)} digits is too large")
+    return int(text)
+
+
+def positive_number(text: str) -> int:
+    """A whole number from 1 on."""
+    number = whole_number(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return number
+
+
+def decimal_number(text: str) -> float:
+    """A float in plain digits, as ``whole_number``."""
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", text.strip().lower()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.5")
+    return float(text)
 
 
 def byte_count(text: str) -> int:
     """``4GiB``, ``512MB`` or plain bytes as an int."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
+    match = re.fullmatch(
+        rf"([0-9]{{1,{_MOST_DIGITS}}}(?:\.[0-9]+)?)\s*([kmg]i?)?b?", text.strip().lower(), re.ASCII
+    )
     if match is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a size such as 4GiB, 512MB or 1073741824"
@@ -179,9 +206,9 @@ def _options(kind: Any, dest: str) -> dict[str, Any]:
     if kind is bool:
         return {**options, "action": argparse.BooleanOptionalAction}
     if kind in (int, int | None):
-        return {**options, "type": int, "metavar": "N"}
+        return {**options, "type": whole_number, "metavar": "N"}
     if kind is float:
-        return {**options, "type": float, "metavar": "X"}
+        return {**options, "type": decimal_number, "metavar": "X"}
     if kind is _literal:
         return {**options, "type": _literal}
     return {**options, "metavar": "TEXT"}
@@ -209,8 +236,8 @@ def _literal(text: str) -> object:
 
 def _id_list(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
+        return [whole_number(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids") from None
 
 

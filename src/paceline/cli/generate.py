@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.check import print_report
 from paceline.cli.flags import Parser, add_engine_flags, add_sampling_flags, given
 from paceline.cli.main import print_error
-from paceline.cli.prompts import PromptItem, read_prompt_file, read_prompts
+from paceline.cli.prompts import PromptItem, chat_warning, read_prompt_file, read_prompts
 from paceline.engine_args import EngineArgs
 from paceline.log import configure_logging
 from paceline.outputs import RequestOutput
@@ -27,6 +27,8 @@ from paceline.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
+
+logger = logging.getLogger(__name__)
 
 # The library's 16 tokens are vLLM's default; on a command line they look like a broken model.
 _MAX_TOKENS = 256
@@ -47,20 +49,20 @@ def run(argv: Sequence[str]) -> int:
     EngineArgs.from_kwargs(**engine)
     items = _items(parser, namespace)
     for item in items:
-        SamplingParams(**{**sampling, **item.sampling})
-    configure_logging(logging.ERROR if namespace.quiet else logging.INFO)
+        item.sampling_with(sampling)
+    watched = _announce(namespace, engine, items)
     from paceline.llm import LLM  # torch
 
     with LLM(**engine) as llm:
         defaults = llm.get_default_sampling_params()
         if defaults.max_tokens == SamplingParams().max_tokens:
             sampling.setdefault("max_tokens", _MAX_TOKENS)
-        params = [dataclasses.replace(defaults, **{**sampling, **item.sampling}) for item in items]
+        params = [_params(defaults, sampling, item) for item in items]
         alone = len(items) == 1 and params[0].n == 1
         if alone and not namespace.json and sys.stdout.isatty():
-            return _stream(llm, items[0], params[0], quiet=namespace.quiet)
+            return _stream(llm, items[0], params[0], summary=watched)
         prompts = [_prompt(llm, item) for item in items]
-        outputs = llm.generate(prompts, params, use_tqdm=not namespace.quiet)
+        outputs = llm.generate(prompts, params, use_tqdm=watched)
     for index, (item, output) in enumerate(zip(items, outputs, strict=True)):
         if namespace.json:
             print(json.dumps(_as_json(index, item, output), ensure_ascii=False))
@@ -87,7 +89,11 @@ def _parser() -> Parser:
     parser.add_argument("--file", type=Path, help="file of prompts, - for standard input")
     parser.add_argument("--chat", action="store_true", help="send each prompt as a user's message")
     parser.add_argument("--json", action="store_true", help="print a JSON object a prompt")
-    parser.add_argument("--quiet", action="store_true", help="no log, no progress bar")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--quiet", action="store_true", help="no warnings, no progress bar")
+    amount.add_argument(
+        "--verbose", action="store_true", help="log the resolved settings and what is loaded"
+    )
     parser.add_argument("--dry-run", action="store_true", help="the same as `paceline check`")
     add_engine_flags(parser)
     add_sampling_flags(parser)
@@ -105,16 +111,40 @@ def _items(parser: Parser, namespace: argparse.Namespace) -> list[PromptItem]:
     return [item.as_chat() for item in items] if namespace.chat else items
 
 
+def _announce(
+    namespace: argparse.Namespace, engine: dict[str, Any], items: Sequence[PromptItem]
+) -> bool:
+    """Set up the log and say what begins; whether someone watches standard error."""
+    level = logging.INFO if namespace.verbose else logging.WARNING
+    configure_logging(logging.ERROR if namespace.quiet else level)
+    warning = chat_warning(engine["model"], items)
+    if warning is not None:
+        logger.warning("%s", warning)
+    # Whoever sends standard error to a file wants warnings there, not progress.
+    watched = sys.stderr.isatty() and not namespace.quiet
+    if watched:
+        drafter = engine.get("speculative_model")
+        drafts = "" if drafter is None else f", drafts by {drafter}"
+        print(f"loading {engine['model']}{drafts}", file=sys.stderr)
+    return watched
+
+
+def _params(defaults: SamplingParams, sampling: dict[str, Any], item: PromptItem) -> SamplingParams:
+    with item.located():
+        return dataclasses.replace(defaults, **{**sampling, **item.sampling})
+
+
 def _prompt(llm: LLM, item: PromptItem) -> Any:
     """What ``LLM.generate`` takes for this item."""
     if item.messages is not None:
-        token_ids = llm.get_tokenizer().apply_chat_template(item.messages)
+        with item.located():
+            token_ids = llm.get_tokenizer().apply_chat_template(item.messages)
         return {"prompt_token_ids": token_ids}
     return item.text if item.text is not None else {"prompt_token_ids": item.token_ids}
 
 
-def _stream(llm: LLM, item: PromptItem, params: SamplingParams, *, quiet: bool) -> int:
-    """Print one output as it grows."""
+def _stream(llm: LLM, item: PromptItem, params: SamplingParams, *, summary: bool) -> int:
+    """Print one output as it grows, and how fast it came if ``summary``."""
     started = time.monotonic()
     first: float | None = None
     printed = 0
@@ -129,7 +159,7 @@ def _stream(llm: LLM, item: PromptItem, params: SamplingParams, *, quiet: bool) 
     print()
     if output is None:
         return 0
-    if not quiet:
+    if summary:
         ended = time.monotonic()
         print(_summary(output, (first or ended) - started, ended - started), file=sys.stderr)
     return _report_failures([output])

@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.check.report import format_bytes, format_count
-from paceline.cli.flags import Parser
+from paceline.cli.flags import Parser, decimal_number, whole_number
 from paceline.synth.shapes import DTYPE_BYTES, SHAPES
 
 if TYPE_CHECKING:
     from paceline.synth.pair import PairPlan, Written
+
+_WORTHWHILE = 1.05
+_NO_GAIN = """\
+this pair tests that drafting works, not that it pays: by the weights that a step reads, it decodes
+at best {gain:.2f} times as fast as the target alone. A bench that can show a gain:
+  paceline bench paceline/demo --speculative-model paceline/demo-draft --k 0,1,3,5 --temperature 0
+or a pair with a smaller drafter or a higher acceptance, such as
+  paceline synth --target qwen2.5-1.5b --drafter qwen2.5-0.5b --acceptance 0.9 --out DIR"""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -32,7 +40,8 @@ def run(argv: Sequence[str]) -> int:
         device=namespace.device,
         force=namespace.force,
     )
-    print(f"writing {format_bytes(plan.nbytes)} to {plan.out}, random numbers from {plan.device}")
+    size = format_bytes(plan.weight_bytes)
+    print(f"writing {size} of weights to {plan.out}, random numbers from {plan.device}")
     write_pair(plan, on_written=_print_written)
     _print_end(plan)
     return 0
@@ -54,17 +63,28 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--acceptance",
-        type=float,
+        type=decimal_number,
         metavar="X",
         help="share of drafts that the target accepts, given that those before were (default: 0.8)",
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where they go")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of map and weights")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="directory for them")
     parser.add_argument(
-        "--dtype", default="bfloat16", metavar="TYPE", help=f"one of {', '.join(DTYPE_BYTES)}"
+        "--seed",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="seed of map and weights (default: %(default)s)",
     )
     parser.add_argument(
-        "--device", metavar="DEVICE", help="cuda or cpu, for random numbers (default: cuda if any)"
+        "--dtype",
+        default="bfloat16",
+        metavar="TYPE",
+        help=f"one of {', '.join(DTYPE_BYTES)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="where random numbers are made, cuda or cpu (default: cuda if there is one)",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace DIR/target and DIR/drafter if they exist"
@@ -83,18 +103,19 @@ def _print_written(written: Written) -> None:
 
 
 def _print_end(plan: PairPlan) -> None:
-    target = plan.out / "target"
-    models = str(target)
-    if plan.drafter is not None:
-        models += f" --speculative-model {plan.out / 'drafter'}"
-        share = plan.agreeing / plan.cycle_length
-        print(
-            f"conditional acceptance {share:.6g}: the drafter agrees at {plan.agreeing} of the "
-            f"{plan.cycle_length} ids that outputs go through"
-        )
-        lengths = " --k 0,1,3,5"
-        check = f"{models} --num-speculative-tokens 5"
-    else:
+    target, gain = plan.out / "target", plan.best_gain
+    if gain is None:
         print(f"outputs go through {plan.cycle_length} ids before they repeat")
-        lengths, check = "", models
-    print(f"try next:\n  paceline check {check}\n  paceline bench {models}{lengths}")
+        print(f"try next:\n  paceline check {target}\n  paceline bench {target}")
+        return
+    share = plan.agreeing / plan.cycle_length
+    print(
+        f"conditional acceptance {share:.6g}: the drafter agrees at {plan.agreeing} of the "
+        f"{plan.cycle_length} ids that greedy outputs go through"
+    )
+    pair = f"{target} --speculative-model {plan.out / 'drafter'}"
+    print(f"try next:\n  paceline check {pair} --num-speculative-tokens 5")
+    if gain >= _WORTHWHILE:
+        print(f"  paceline bench {pair} --k 0,1,3,5")
+    else:
+        print(_NO_GAIN.format(gain=gain))

@@ -78,6 +78,10 @@ class BlockPool:
             self._hashes[block] = block_hash
             self._cached[block_hash] = block
 
+    def is_shared(self, block: int) -> bool:
+        """Whether the block has several holders."""
+        return self._ref_counts[block] > 1
+
     def num_free_among(self, blocks: Iterable[int]) -> int:
         """How many of these blocks nobody references."""
         return sum(self._ref_counts[block] == 0 for block in blocks)

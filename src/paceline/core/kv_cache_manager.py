@@ -1,4 +1,4 @@
-"""Which blocks a sequence gets: prefix hits, growth, sharing among a request's outputs, release.
+"""Which blocks a sequence gets: prefix hits, growth, sharing, release, what preemption keeps.
 
 Sits between the scheduler, which thinks in sequences, and the ``BlockPool``, which thinks in
 blocks. One set of block ids serves target and drafter; how far a block's drafter KV reaches is
@@ -8,13 +8,14 @@ tracked here, so that a prefix hit knows what the drafter still misses.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from paceline.arrays import Int32Array, Int64Array
 from paceline.core.block_pool import BlockPool
 from paceline.core.rows import RowTable
+from paceline.core.swap import SwapSpace
 from paceline.request import Sequence
 
 
@@ -23,17 +24,29 @@ class Prefix:
     """KV that a waiting sequence can start from."""
 
     blocks: list[int]  # to be referenced
-    num_tokens: int  # covered, the copied part included
+    num_tokens: int  # covered, the copied and the restored part included
     copy_source: int | None = None  # block whose first tokens are copied into a new one
+    host_slots: list[int] = field(default_factory=list)  # copied into the first new blocks
+    num_restored: int = 0  # tokens that come from host memory
 
 
 class KVCacheManager:
-    """Blocks of all rows; owns the pool, changes the row table's block columns."""
+    """Blocks of all rows; owns pool and host slots, changes the row table's block columns.
+
+    num_host_blocks: slots in host memory for preempted sequences, 0 to recompute them.
+    """
 
     def __init__(
-        self, table: RowTable, num_blocks: int, block_size: int, *, enable_prefix_caching: bool
+        self,
+        table: RowTable,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool,
+        num_host_blocks: int = 0,
     ) -> None:
         self.pool = BlockPool(num_blocks)
+        self.swap = SwapSpace(num_host_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self._table = table
@@ -51,16 +64,18 @@ class KVCacheManager:
         """The longest computed prefix of a waiting sequence, short of its last token.
 
         The last token is always computed, since its logits are needed. Prompts whose logprobs were
-        asked for are computed whole for the same reason.
+        asked for are computed whole for the same reason, or go on where they were preempted.
         """
         count = len(sequence.token_ids)
-        if sequence.num_prompt_logprobs < self._prompt_logprobs_wanted(sequence):
-            return Prefix([], 0)
-        shared = self._leader_prefix(sequence, count)
         cached = self._cached_prefix(sequence, count) if self.enable_prefix_caching else []
-        if shared is not None and shared.num_tokens > len(cached) * self.block_size:
-            return shared
-        return Prefix(cached, len(cached) * self.block_size)
+        best = Prefix(cached, len(cached) * self.block_size)
+        others = [self._leader_prefix(sequence, count), self._saved_prefix(sequence, cached)]
+        if sequence.num_prompt_logprobs < self._prompt_logprobs_wanted(sequence):
+            best, others = Prefix([], 0), others[1:]
+        for prefix in others:
+            if prefix is not None and prefix.num_tokens > best.num_tokens:
+                best = prefix
+        return best
 
     @staticmethod
     def _prompt_logprobs_wanted(sequence: Sequence) -> int:
@@ -89,6 +104,19 @@ class KVCacheManager:
         blocks = self._table.blocks(leader.row)
         return Prefix(blocks[:full], count - 1, blocks[full] if rest else None)
 
+    def _saved_prefix(self, sequence: Sequence, cached: list[int]) -> Prefix | None:
+        """What was computed before a preemption: cached blocks, then those in host memory.
+
+        None if nothing was saved, or if blocks before it are gone from the cache.
+        """
+        saved = self.swap.saved(sequence)
+        if saved is None or len(cached) < saved.first:
+            return None
+        blocks = cached[: saved.num_tokens // self.block_size]
+        slots = saved.slots[len(blocks) - saved.first :]
+        restored = saved.num_tokens - len(blocks) * self.block_size
+        return Prefix(blocks, saved.num_tokens, host_slots=slots, num_restored=restored)
+
     def blocks_needed(self, sequence: Sequence, prefix: Prefix) -> int:
         """Free blocks that admitting the sequence takes, cached blocks nobody holds included."""
         total = self.blocks_for(len(sequence.token_ids))
@@ -111,6 +139,8 @@ class KVCacheManager:
             filled[new[0]] = min(
                 int(filled[prefix.copy_source]), prefix.num_tokens % self.block_size
             )
+        self.swap.restore(prefix.host_slots, new[: len(prefix.host_slots)])
+        self.swap.drop(sequence)
         self._table.num_hashed_blocks[row] = len(prefix.blocks)
         self._table.draft_filled[row] = self._drafter_filled(row, prefix.num_tokens)
         return row, copies
@@ -126,16 +156,49 @@ class KVCacheManager:
         first = int(partial[0])
         return min(num_tokens, first * self.block_size + int(filled[first]))
 
-    def grow(self, row: int, count: int) -> list[int]:
-        """Append ``count`` new blocks to a row; the caller has checked the room."""
-        blocks = self.pool.allocate(count)
-        self._table.append_blocks(row, blocks)
-        return blocks
+    def grow(self, rows: Int64Array, counts: Int64Array) -> Int32Array:
+        """Append new blocks to rows, counts[i] to rows[i]; the caller has checked the room.
+
+        Returns row, index in its table and id of each new block, [3, sum of counts].
+        """
+        grown: list[tuple[int, int, int]] = []
+        for i in np.flatnonzero(counts).tolist():
+            row, count = int(rows[i]), int(counts[i])
+            start = int(self._table.num_blocks[row])
+            blocks = self.pool.allocate(count)
+            self._table.append_blocks(row, blocks)
+            grown += [(row, start + j, block) for j, block in enumerate(blocks)]
+        return np.array(grown, np.int32).reshape(-1, 3).T
 
     def release(self, row: int) -> None:
         """Give a row's blocks back to the pool and free the row."""
         self.pool.free(self._table.blocks(row))
         self._table.release(row)
+
+    def preempt(self, row: int) -> None:
+        """Release a row whose sequence will run again; nothing of it may be in flight.
+
+        The KV that nobody else keeps goes to host memory if it has the room.
+        """
+        table, sequence = self._table, self._table.sequence(row)
+        if self.swap.num_slots:
+            decoding = bool(table.decoding[row])
+            computed = int(table.num_tokens[row] - 1 if decoding else table.num_computed[row])
+            blocks = table.blocks(row)[: self.blocks_for(computed)]
+            first = self._num_kept_by_others(sequence, blocks, int(table.num_hashed_blocks[row]))
+            self.swap.save(sequence, first, blocks[first:], computed)
+        self.release(row)
+
+    def _num_kept_by_others(self, sequence: Sequence, blocks: list[int], num_hashed: int) -> int:
+        """Leading blocks that other rows hold too and that the prefix cache will find again."""
+        if not self.enable_prefix_caching:
+            return 0
+        count = 0
+        for block, block_hash in zip(blocks[:num_hashed], sequence.block_hashes, strict=False):
+            if not self.pool.is_shared(block) or self.pool.lookup(block_hash) is None:
+                break
+            count += 1
+        return count
 
     def register_full_blocks(self, row: int, num_computed: int) -> None:
         """Make the row's blocks findable up to ``num_computed`` tokens with KV; never drafts."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.arrays import Int32Array, Int64Array
+from paceline.core.step import NewRow
 from paceline.request import Sequence, SequenceStatus
 
 
@@ -111,6 +112,23 @@ class RowTable:
         sequence.row = row
         sequence.status = SequenceStatus.RUNNING
         return row
+
+    def describe(self, row: int) -> NewRow:
+        """What a runner must know of a row that was just assigned."""
+        sequence = self.sequence(row)
+        request = sequence.request
+        return NewRow(
+            row=row,
+            generation=int(self.generation[row]),
+            token_ids=sequence.token_ids,
+            prompt_len=request.prompt_len,
+            max_total_tokens=request.max_total_tokens,
+            sampling=request.sampling,
+            stop_token_ids=request.stop_token_ids,
+            seed=request.seed,
+            sample_index=sequence.index,
+            block_ids=self.blocks(row),
+        )
 
     def release(self, row: int) -> None:
         """Free the row; its ids and counters go back to the sequence if that still owns it."""

@@ -25,7 +25,7 @@ from paceline.core.commit import Ending, commit
 from paceline.core.kv_cache_manager import KVCacheManager, Prefix
 from paceline.core.rows import RowTable
 from paceline.core.stats import EngineStats
-from paceline.core.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from paceline.core.step import ModelRunnerOutput, SchedulerOutput
 from paceline.errors import RequestError
 from paceline.request import Request, Sequence, SequenceStatus, derive_seed
 from paceline.spec.policy import DraftLengthPolicy, Load
@@ -75,6 +75,7 @@ class Scheduler:
             cache.num_blocks,
             cache.block_size,
             enable_prefix_caching=cache.enable_prefix_caching,
+            num_host_blocks=cache.num_host_blocks,
         )
         self.waiting: deque[Sequence] = deque()
         self._seed = seed
@@ -267,17 +268,9 @@ class Scheduler:
             if not len(rows):
                 break
         out.k = min(out.k, k)
-        grown = (
-            [
-                (row, self.kv.grow(row, count))
-                for row, count in zip(
-                    rows[lacking > 0].tolist(), lacking[lacking > 0].tolist(), strict=True
-                )
-            ]
-            if len(rows)
-            else []
-        )
-        self._emit_new_blocks(out, grown)
+        if len(rows):
+            grown = self.kv.grow(rows, lacking)
+            out.new_block_rows, out.new_block_indices, out.new_block_ids = grown
         return rows, drafts
 
     def _make_room(self) -> None:
@@ -297,26 +290,13 @@ class Scheduler:
 
     def _preempt(self, row: int) -> None:
         sequence = self.table.sequence(row)
-        self.kv.release(row)
+        self.kv.preempt(row)
         self._freed_rows.append(row)
         sequence.status = SequenceStatus.WAITING
         sequence.num_preemptions += 1
         self.stats.num_preemptions += 1
         self.waiting.appendleft(sequence)
         self._num_waiting += 1
-
-    def _emit_new_blocks(self, out: SchedulerOutput, grown: list[tuple[int, list[int]]]) -> None:
-        rows: list[int] = []
-        indices: list[int] = []
-        ids: list[int] = []
-        for row, blocks in grown:
-            end = int(self.table.num_blocks[row])
-            rows += [row] * len(blocks)
-            indices += range(end - len(blocks), end)
-            ids += blocks
-        out.new_block_rows = np.array(rows, np.int32)
-        out.new_block_indices = np.array(indices, np.int32)
-        out.new_block_ids = np.array(ids, np.int32)
 
     def _emit_decode(self, out: SchedulerOutput, rows: Int64Array, drafts: Int64Array) -> None:
         table = self.table
@@ -397,8 +377,8 @@ class Scheduler:
             sequence.request.first_scheduled_time = time.monotonic()
         row, copies = self.kv.admit(sequence, prefix)
         out.block_copies += copies
-        out.new_rows.append(self._new_row(sequence, row))
-        self.stats.num_cached_tokens += prefix.num_tokens
+        out.new_rows.append(self.table.describe(row))
+        self.stats.num_cached_tokens += prefix.num_tokens - prefix.num_restored
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = prefix.num_tokens
         return row
@@ -410,21 +390,6 @@ class Scheduler:
             return False
         todo = len(sequence.token_ids) - prefix.num_tokens
         return self.config.enable_chunked_prefill or todo <= self._budget_left(out)
-
-    def _new_row(self, sequence: Sequence, row: int) -> NewRow:
-        request = sequence.request
-        return NewRow(
-            row=row,
-            generation=int(self.table.generation[row]),
-            token_ids=sequence.token_ids,
-            prompt_len=request.prompt_len,
-            max_total_tokens=request.max_total_tokens,
-            sampling=request.sampling,
-            stop_token_ids=request.stop_token_ids,
-            seed=request.seed,
-            sample_index=sequence.index,
-            block_ids=self.table.blocks(row),
-        )
 
     # ---- static batching ------------------------------------------------------------------------
 
@@ -453,11 +418,14 @@ class Scheduler:
         """Stamp a step that will run, and remember what it may add."""
         table, stats = self.table, self.stats
         out.freed_rows, self._freed_rows = self._freed_rows, []
+        out.swap_outs, out.swap_ins = self.kv.swap.take_copies()
         self._step += 1
         done = out.prefill_rows[out.prefill_samples].astype(np.int64)
         rows = np.concatenate([out.decode_rows.astype(np.int64), done])
         at_most = np.concatenate([out.num_draft_tokens.astype(np.int64) + 1, np.ones_like(done)])
         self._launched.append(_Launched(rows, table.generation[rows], at_most))
+        stats.num_blocks_swapped_out += len(out.swap_outs)
+        stats.num_blocks_swapped_in += len(out.swap_ins)
         stats.num_steps += 1
         stats.num_decode_passes += bool(len(out.decode_rows))
         stats.num_prefill_passes += bool(len(out.prefill_rows))
@@ -489,6 +457,7 @@ class Scheduler:
         row = sequence.row
         if row < 0:
             self._num_waiting -= 1
+            self.kv.swap.drop(sequence)
         elif self.config.batching == "static" and ending.finish_reason != "abort":
             self.table.detach(row)
             self.table.finished[row] = True
@@ -508,6 +477,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, rows and queue agree; for tests."""
         self.kv.check_integrity()
+        self.kv.swap.check_integrity(self.waiting)
         table = self.table
         live = table.occupied & ~table.finished
         if (table.num_tokens > table.max_total)[live].any():

@@ -36,10 +36,12 @@ class CostModel:
     drafter_pass: float = 6e-4
     drafter_token: float = 3e-6
     context_token: float = 1e-8
+    swapped_block: float = 2e-5
 
     def step_time(self, out: SchedulerOutput, context_tokens: int) -> float:
         """Seconds for one scheduler output that reads ``context_tokens`` of KV."""
         seconds = context_tokens * self.context_token
+        seconds += (len(out.swap_outs) + len(out.swap_ins)) * self.swapped_block
         if len(out.decode_rows):
             tokens = len(out.decode_rows) + int(out.num_draft_tokens.sum())
             drafting = int((out.num_draft_tokens > 0).sum())
@@ -77,6 +79,7 @@ class SimulatedRunner:
         num_blocks: int,
         block_size: int,
         *,
+        num_host_blocks: int = 0,
         vocab_size: int = 1000,
         acceptance: float = 0.8,
         drafter_has_kv: bool = False,
@@ -91,6 +94,7 @@ class SimulatedRunner:
         slots = (num_blocks + 1) * block_size
         self._target: Int64Array = np.full(slots, -1, np.int64)
         self._drafter: Int64Array = np.full(slots, -1, np.int64)
+        self._host: Int64Array = np.full(num_host_blocks * block_size, -1, np.int64)
         self._rows: dict[int, _SimRow] = {}
 
     def launch(self, out: SchedulerOutput) -> ModelRunnerOutput:
@@ -146,10 +150,7 @@ class SimulatedRunner:
         for row in out.freed_rows:
             if row in self._rows:
                 self._rows[row].active = False
-        for source, target in out.block_copies:
-            for store in (self._target, self._drafter):
-                a, b = source * self.block_size, target * self.block_size
-                store[b : b + self.block_size] = store[a : a + self.block_size]
+        self._move_blocks(out)
         for new in out.new_rows:
             tokens = new.token_ids.tolist()
             hashes: list[int] = []
@@ -166,6 +167,19 @@ class SimulatedRunner:
             if index != len(blocks):
                 raise AssertionError(f"row {row}: block {index} follows {len(blocks)} blocks")
             blocks.append(block)
+
+    def _move_blocks(self, out: SchedulerOutput) -> None:
+        for block, slot in out.swap_outs:
+            self._copy_block(self._target, block, self._host, slot)
+        for slot, block in out.swap_ins:
+            self._copy_block(self._host, slot, self._target, block)
+        for source, target in out.block_copies:
+            for store in (self._target, self._drafter):
+                self._copy_block(store, source, store, target)
+
+    def _copy_block(self, source: Int64Array, i: int, target: Int64Array, j: int) -> None:
+        size = self.block_size
+        target[j * size : (j + 1) * size] = source[i * size : (i + 1) * size]
 
     def _decode(self, row: int, drafts: int) -> tuple[int, list[int], int]:
         sim = self._rows[row]

@@ -23,6 +23,8 @@ class EngineStats:
     num_batched_tokens: int = 0  # counted against the token budget
     num_cached_tokens: int = 0  # found in the prefix cache
     num_preemptions: int = 0
+    num_blocks_swapped_out: int = 0  # KV blocks of preempted sequences copied to host memory
+    num_blocks_swapped_in: int = 0  # and copied back
     num_finished: int = 0
     num_drafts: int = 0  # (sequence, step) pairs that proposed at least one token
     num_draft_tokens: int = 0
@@ -30,8 +32,10 @@ class EngineStats:
     num_catch_up_tokens: int = 0  # drafter KV computed for tokens it had missed
     last_k: int = 0
     last_k_reason: str = ""
-    # Index i counts rounds that proposed, and that accepted, at least i + 1 drafts.
+    # Index i counts rounds that proposed at least i + 1 drafts; of these, those that accepted the i
+    # before; of these, those that accepted this one too.
     proposed_by_position: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    reached_by_position: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
     accepted_by_position: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
     commit_log: CommitLog | None = None  # set by who wants to know when tokens were committed
 
@@ -49,9 +53,12 @@ class EngineStats:
         if width > len(self.proposed_by_position):
             grow = width - len(self.proposed_by_position)
             self.proposed_by_position = np.pad(self.proposed_by_position, (0, grow))
+            self.reached_by_position = np.pad(self.reached_by_position, (0, grow))
             self.accepted_by_position = np.pad(self.accepted_by_position, (0, grow))
         positions = np.arange(width)
-        self.proposed_by_position[:width] += (proposed[:, None] > positions).sum(0)
+        deep = proposed[:, None] > positions  # [rows, width]
+        self.proposed_by_position[:width] += deep.sum(0)
+        self.reached_by_position[:width] += (deep & (accepted[:, None] >= positions)).sum(0)
         self.accepted_by_position[:width] += (accepted[:, None] > positions).sum(0)
         self.num_drafts += int((proposed > 0).sum())
         self.num_draft_tokens += total

@@ -48,6 +48,9 @@ class SchedulerOutput:
     step: int
     new_rows: list[NewRow] = field(default_factory=list)
     freed_rows: list[int] = field(default_factory=list)
+    # Target KV of whole blocks, before anything else: to the host, then from it.
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)  # (block id, host slot)
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)  # (host slot, block id)
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) ids
     # Blocks appended to running rows: block_table[row, index] = id.
     new_block_rows: Int32Array = field(default_factory=_empty)

@@ -19,11 +19,15 @@ class WeightTarget:
     dim: int | None = None  # dimension that ranks divide; None: every rank takes all of it
     start: int = 0  # first index this rank takes along ``dim``
 
+    def part_of(self, source: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the whole checkpoint tensor ``source``, a view."""
+        if self.dim is None:
+            return source
+        return source.narrow(self.dim, self.start, self.destination.shape[self.dim])
+
     def copy_from(self, source: torch.Tensor) -> None:
-        """Copy (and convert) this rank's part of the whole checkpoint tensor ``source``."""
-        if self.dim is not None:
-            source = source.narrow(self.dim, self.start, self.destination.shape[self.dim])
-        self.destination.copy_(source)
+        """Copy (and convert) this rank's part of ``source``."""
+        self.destination.copy_(self.part_of(source))
 
 
 def empty_parameter(

@@ -17,6 +17,7 @@ from paceline.config import ModelConfig
 from paceline.distributed.tp_group import TPGroup
 from paceline.models.decoder import DecoderModel
 from paceline.models.registry import model_class
+from paceline.models.staging import Staging
 from paceline.models.weights import check_weights, count_parameters
 
 logger = logging.getLogger(__name__)
@@ -54,11 +55,17 @@ def load_model(
 def load_weights(model: DecoderModel, files: dict[str, list[str]]) -> None:
     """Copy every tensor of ``files`` ({file: names}, from ``check_weights``) into the model.
 
-    Holds one checkpoint tensor at a time beside the model. Conversion to the model's dtype happens
-    in the copy.
+    Nothing of a file is kept beside the model: tensors are views of the mapped file, whose pages
+    the system may reclaim. Conversion to the model's dtype happens in the copy.
     """
     targets = model.weight_targets()
+    device = model.norm.weight.device
+    staging = Staging(device) if device.type == "cuda" else None
     for file, names in files.items():
         with safe_open(file, framework="pt", device="cpu") as shard:
             for name in names:
-                targets[name].copy_from(shard.get_tensor(name))
+                target, tensor = targets[name], shard.get_tensor(name)
+                if staging is None:
+                    target.copy_from(tensor)
+                else:
+                    staging.copy(target.part_of(tensor), target.destination)

@@ -43,6 +43,7 @@ NEXT_IDS = "next_ids.npy"  # [rows] int32 in each directory: the id that follows
 _SHARD_BYTES = 10**9
 _WRITERS = 4  # shards made and written at once
 _OTHER_FILES = 10**7  # bytes of tokenizer and lists, generously
+_LONGEST_DRAFT = 32  # tokens, where ``best_gain`` stops looking
 _MODELS = ("target", "drafter")
 
 
@@ -75,10 +76,31 @@ class PairPlan:
         return count_agreeing(self.cycle_length, self.acceptance)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the files, roughly."""
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
         parameters = sum(shape.num_parameters for shape in self.shapes.values())
-        return parameters * DTYPE_BYTES[self.dtype] + len(self.shapes) * _OTHER_FILES
+        return parameters * DTYPE_BYTES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files, at most."""
+        return self.weight_bytes + len(self.shapes) * _OTHER_FILES
+
+    @property
+    def best_gain(self) -> float | None:
+        """The most that drafting can gain for one sequence: plain decode is 1. None: no drafter.
+
+        If reading weights takes all the time, drafting k tokens costs k · cost of a target step and
+        yields 1 + a + … + aᵏ tokens.
+        """
+        if self.drafter is None:
+            return None
+        share = self.agreeing / self.cycle_length
+        cost = self.drafter.num_parameters_read / self.target.num_parameters_read
+        return max(
+            sum(share**i for i in range(k + 1)) / (1 + k * cost)
+            for k in range(1, _LONGEST_DRAFT + 1)
+        )
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,11 @@ class Shape:
         """A tied head counts once."""
         return count_parameters(self.arch())
 
+    @property
+    def num_parameters_read(self) -> int:
+        """Of these, the ones that every step reads: not an embedding apart from the head."""
+        return self.num_parameters - (0 if self.tied else self.rows * self.hidden_size)
+
 
 _QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _QWEN_STOP = ("<|im_end|>", "<|endoftext|>")

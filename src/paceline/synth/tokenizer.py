@@ -72,6 +72,9 @@ def write_tokenizer(tokenizer: Tokenizer, vocabulary: Vocabulary, directory: Pat
         "bos_token_id": vocabulary.special_id(vocabulary.bos),
         "eos_token_id": vocabulary.stop_ids,
         "pad_token_id": vocabulary.stop_ids[-1],
+        # Acceptance is exact for greedy output. Some read the one, some the other.
+        "do_sample": False,
+        "temperature": 0.0,
     }
     for name, content in (("tokenizer_config", settings), ("generation_config", generation)):
         text = json.dumps(content, indent=2) + "\n"

@@ -9,9 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
-import torch
-
-from paceline.worker.decode_step import DecodeStep
+from paceline.worker.decode_step import DecodeStep, Scores
 from paceline.worker.graphs import Graphs
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
@@ -40,19 +38,20 @@ class DecodeGraphs:
     def __init__(self, step: DecodeStep, graphs: Graphs) -> None:
         self.step = step
         self.graphs = graphs
-        self._warm: set[int] = set()  # draft lengths that have run
+        self._warm: set[tuple[int, bool]] = set()  # draft lengths, with penalties, that have run
 
-    def run(self, entries: int, k: int) -> torch.Tensor:
-        """Enqueue an iteration of ``entries`` rows, a bucket size; returns its hidden states.
+    def run(self, entries: int, k: int) -> Scores:
+        """Enqueue an iteration of ``entries`` rows, a bucket size; returns the target's scores.
 
         They lie in memory that the next graph may overwrite.
         """
         if not self.graphs.enabled:
             return self.step.run(entries, k)
-        key = ("decode", entries, k)
+        key = self._key(entries, k)
         if key not in self.graphs:
             self.capture(entries, k)
-        return self.graphs.replay(key)
+        scores: Scores = self.graphs.replay(key)
+        return scores
 
     def capture_ahead(self, lengths: Iterable[int], seconds: float) -> None:
         """Capture the buckets of these draft lengths, small ones first, until the time is spent.
@@ -70,11 +69,14 @@ class DecodeGraphs:
 
     def capture(self, entries: int, k: int) -> None:
         """Capture the graph of a bucket and a draft length; the rows' state stays as it is."""
-        step = self.step
+        step, key = self.step, self._key(entries, k)
         rows = step.rows.clone()
         step.rows.fill_(step.state.max_num_seqs)  # null rows: nothing is committed
-        self.graphs.capture(
-            ("decode", entries, k), lambda: step.run(entries, k), warm_up=k not in self._warm
-        )
+        kind = key[2:]
+        self.graphs.capture(key, lambda: step.run(entries, k), warm_up=kind not in self._warm)
         step.rows.copy_(rows)
-        self._warm.add(k)
+        self._warm.add(kind)
+
+    def _key(self, entries: int, k: int) -> tuple[str, int, int, bool]:
+        """A graph's name; kernels that look at penalties are others than those that do not."""
+        return "decode", entries, k, self.step.state.counts is not None

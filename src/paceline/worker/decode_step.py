@@ -16,6 +16,7 @@ import triton.language as tl
 
 from paceline.attention.triton import DecodeMetadata
 from paceline.attention.triton_decode import num_splits_for, workspace_size
+from paceline.latency.forward import LatencyForward
 from paceline.models.decoder import DecoderModel
 from paceline.ops.triton import embed_rows
 from paceline.ops.triton.card import card_of
@@ -30,12 +31,38 @@ LOGITS_ROWS = 512
 
 
 @dataclass(slots=True)
+class Scores:
+    """What a model says after each of N tokens: logits, or the states they are computed from.
+
+    Logits of many tokens at once would take too much memory.
+    """
+
+    model: DecoderModel
+    values: torch.Tensor  # [N, hidden], or [N, vocab_size] float32
+    are_logits: bool
+
+    def logits(self, tokens: slice) -> torch.Tensor:
+        """[M, vocab_size] float32 of a slice of the tokens."""
+        values = self.values[tokens]
+        return values if self.are_logits else self.model.compute_logits(values)
+
+    def clone(self) -> Scores:
+        """The same in memory of its own."""
+        return Scores(self.model, self.values.clone(), self.are_logits)
+
+
+@dataclass(slots=True)
 class DeviceModel:
-    """A model, its KV, and how it reads the rows' tokens."""
+    """A model, its KV, and how it reads the rows' tokens.
+
+    latency: takes the passes of at most ``latency_tokens`` tokens, where there is one.
+    """
 
     model: DecoderModel
     kv_caches: list[KVCache]
     max_model_len: int
+    latency: LatencyForward | None = None
+    latency_tokens: int = 0
 
     def decode(
         self,
@@ -45,11 +72,40 @@ class DeviceModel:
         *,
         query_len: int,
         offset: int,
-    ) -> torch.Tensor:
-        """Hidden states of ``query_len`` tokens an entry, [B * query_len, hidden].
+    ) -> Scores:
+        """Run ``query_len`` tokens an entry, the first at ``num_tokens[row] + offset``.
 
-        rows: [B] int32; active: [R + 1] int32; positions as in ``DecodeMetadata``.
+        rows: [B] int32; active: [R + 1] int32. Inactive rows write no KV; their scores mean
+        nothing. Returns scores of B * query_len tokens, entry by entry.
         """
+        tokens = rows.shape[0] * query_len
+        if self.latency is None or tokens > self.latency_tokens:
+            hidden = self._states(state, rows, active, query_len, offset)
+            return Scores(self.model, hidden, are_logits=False)
+        logits = torch.empty(
+            tokens, self.model.arch.vocab_size, dtype=torch.float32, device=rows.device
+        )
+        self.latency.run(
+            state.history,
+            rows,
+            state.column("num_tokens"),
+            active,
+            state.block_table,
+            query_len,
+            offset,
+            logits,
+        )
+        return Scores(self.model, logits, are_logits=True)
+
+    def _states(
+        self,
+        state: DeviceRows,
+        rows: torch.Tensor,
+        active: torch.Tensor,
+        query_len: int,
+        offset: int,
+    ) -> torch.Tensor:
+        """Hidden states by the model's own layers, [B * query_len, hidden]."""
         model = self.model
         num_tokens = state.column("num_tokens")
         embedded = embed_rows(
@@ -106,9 +162,8 @@ class DeviceDraftModel:
         )
         for i in range(k):
             query_len, offset = (2, -2) if i == 0 else (1, i - 1)
-            hidden = self.side.decode(state, rows, drafting, query_len=query_len, offset=offset)
-            last = hidden.view(rows.shape[0], query_len, -1)[:, -1]
-            logits = self.side.model.compute_logits(last)
+            scores = self.side.decode(state, rows, drafting, query_len=query_len, offset=offset)
+            logits = scores.logits(slice(query_len - 1, None, query_len))
             self._sampler.sample(logits, rows, state, offset=i - 1, to_history=True)
 
 
@@ -177,27 +232,27 @@ class DecodeStep:
         """What an iteration left, [entries * (k + 4)] int32."""
         return self._results[: entries * (k + 4)]
 
-    def run(self, entries: int, k: int) -> torch.Tensor:
+    def run(self, entries: int, k: int) -> Scores:
         """Enqueue an iteration over the first ``entries`` rows of the buffer.
 
-        Returns the target's hidden states, [entries * (k + 1), hidden].
+        Returns the target's scores after each of entries * (k + 1) tokens.
         """
         rows = self.rows[:entries]
         if k and self.drafter is not None:
             _, _, num_drafts = self._outcomes(entries, k)
             self.drafter.draft(rows, self.wanted[:entries], num_drafts, k)
         active = self.state.column("active")
-        hidden = self.target.decode(self.state, rows, active, query_len=k + 1, offset=-1)
-        self.finish(entries, hidden, k)
-        return hidden
+        scores = self.target.decode(self.state, rows, active, query_len=k + 1, offset=-1)
+        self.finish(entries, scores, k)
+        return scores
 
-    def finish(self, entries: int, hidden: torch.Tensor, k: int) -> None:
+    def finish(self, entries: int, scores: Scores, k: int) -> None:
         """Sample after each of k + 1 tokens an entry, accept and advance.
 
-        hidden: [entries * (k + 1), hidden] the target's states.
+        scores: the target's, of entries * (k + 1) tokens.
         """
         rows = self.rows[:entries]
-        self._sample(rows, hidden, k)
+        self._sample(rows, scores, k)
         counts, status, num_drafts = self._outcomes(entries, k)
         accept_and_advance(
             self._sampled,
@@ -216,16 +271,15 @@ class DecodeStep:
         outcomes = self.results(entries, k)[entries * (k + 1) :]
         return outcomes.view(3, entries).unbind()
 
-    def _sample(self, rows: torch.Tensor, hidden: torch.Tensor, k: int) -> None:
+    def _sample(self, rows: torch.Tensor, scores: Scores, k: int) -> None:
         """The target's own choice after each token, into the buffers."""
         width = k + 1
         step = max(1, LOGITS_ROWS // width)
         for start in range(0, rows.shape[0], step):
             part = rows[start : start + step]
             tokens = slice(start * width, (start + len(part)) * width)
-            logits = self.target.model.compute_logits(hidden[tokens])
             self._sampler.sample(
-                logits,
+                scores.logits(tokens),
                 part,
                 self.state,
                 query_len=width,

@@ -30,13 +30,21 @@ from paceline.worker.device_rows import DeviceRows
 from paceline.worker.device_runner import DeviceRunner
 from paceline.worker.graphs import Graphs
 from paceline.worker.kv_cache import KVCache, allocate_kv_caches
-from paceline.worker.prefill import PrefillPass
+from paceline.worker.latency_path import LatencyPath, drop_until, leaves_pool
+from paceline.worker.memory_plan import (
+    GIB,
+    SPARE_BYTES,
+    Limits,
+    MemoryParts,
+    count_blocks,
+    out_of_memory,
+)
+from paceline.worker.prefill import MAX_CAPTURED_TOKENS, PrefillPass
+from paceline.worker.swap import HostBlocks, staging_blocks
 
 logger = logging.getLogger(__name__)
 
-_GIB = 1024**3
-# Kept free for what measuring cannot see: fragments, later graphs, the library's workspaces.
-_SLACK_BYTES = _GIB // 2
+_CAPTURE_SECONDS = 4.0  # for graphs at start; with compiled kernels all take about one
 
 
 class DeviceBuilder:
@@ -52,33 +60,59 @@ class DeviceBuilder:
         self.max_k = max_k
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self.phases: dict[str, float] = {}
+        self._doing = ("starting", "")  # what may run out of memory, and what helps then
         self._since = time.perf_counter()
 
-    @torch.inference_mode()
     def build(self) -> DeviceRunner:
         """Load, measure, allocate, capture; the phases' times are logged."""
+        try:
+            return self._build()
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+        # Raised here, where torch's error no longer holds what was allocated.
+        raise self._out_of_memory()
+
+    @torch.inference_mode()
+    def _build(self) -> DeviceRunner:
         ops.use(self.device.type, triton_ops)
         config = self.config
         self._phase("device")
-        target = self._load(config.model)
         speculative = config.speculative
-        draft = None
-        if speculative is not None and speculative.model is not None:
-            draft = self._load(speculative.model)
+        drafter = None if speculative is None else speculative.model
+        paths = [self._latency_path(m) for m in (config.model, drafter) if m is not None]
+        allocated = [self._allocated()]
+        target = self._load(config.model)
+        allocated.append(self._allocated())
+        draft = None if drafter is None else self._load(drafter)
+        allocated.append(self._allocated())
+        sides = [target] if draft is None else [target, draft]
         self._phase("weights")
+        scheduler = config.scheduler
+        settings = f"max_num_seqs ({scheduler.max_num_seqs})"
+        self._doing = ("allocating rows and scratch tensors", f"lower {settings}")
         runner = self._assemble(target, draft, speculative)
-        step = runner.decode.step
         if self.device.type == "cuda":
             if config.cache.gpu_memory_utilization:
-                self._size_pool(step, draft, runner)
+                self._size_pool(runner, allocated, paths)
+            else:
+                self._fit_beside_pool(paths)
             self._phase("memory measured")
-        for side in (target, draft):
-            if side is not None:
-                side.kv_caches = self._kv_caches(side, self.config.cache.num_blocks)
+        for path, side in zip(paths, sides, strict=True):
+            path.pack(side)
+        settings += ", gpu_memory_utilization or kv_cache_memory_bytes"
+        self._doing = ("allocating the KV pool", f"lower {settings}")
+        for side in sides:
+            side.kv_caches = self._kv_caches(side, self.config.cache.num_blocks)
+        if config.cache.num_host_blocks:
+            runner.host_blocks = HostBlocks(config.cache.num_host_blocks, target.kv_caches)
         self._phase("KV pool")
+        for path, side in zip(paths, sides, strict=True):
+            path.open(side, runner.decode.step.state)
+        self._phase("latency path")
+        self._doing = ("capturing graphs", f"set enforce_eager=True, or lower {settings}")
         if runner.decode.graphs.enabled:
-            for k in sorted({0, self.max_k}):
-                runner.decode.capture(1, k)
+            runner.decode.capture_ahead({0, self.max_k}, _CAPTURE_SECONDS)
             self._phase("graphs")
         logger.info(
             "start-up: %s", ", ".join(f"{name} {t:.1f} s" for name, t in self.phases.items())
@@ -86,11 +120,17 @@ class DeviceBuilder:
         return runner
 
     def _load(self, model: ModelConfig) -> DeviceModel:
+        hint = "choose a smaller model or drafter, or end other processes on the GPU"
+        self._doing = (f"loading the weights of {model.name}", hint)
         backend = TritonAttention()
         loaded = load_model(model, str(self.device), backend, SingleProcessGroup())
         side = DeviceModel(loaded, [], self.config.scheduler.max_model_len)
         side.kv_caches = self._kv_caches(side, 0)  # the null block, to measure with
         return side
+
+    def _latency_path(self, model: ModelConfig) -> LatencyPath:
+        longest = self.config.scheduler.max_model_len + self.max_k + 1
+        return LatencyPath(self.config, model, self.device, longest)
 
     def _kv_caches(self, side: DeviceModel, num_blocks: int) -> list[KVCache]:
         return allocate_kv_caches(
@@ -116,6 +156,7 @@ class DeviceBuilder:
         known = self.config.tokenizer.vocab_size
         vocab = target.model.arch.vocab_size
         limit = vocab if known is None else min(vocab, known)
+        state.allocate_counts(vocab)
         # No larger pass is sampled at a time, see ``DecodeStep``.
         entries = max(LOGITS_ROWS, self.max_k + 1)
         sampler = DeviceSampler(entries, vocab, self.device, vocab_limit=limit)
@@ -142,58 +183,95 @@ class DeviceBuilder:
 
     # ---- memory ----------------------------------------------------------------------------------
 
-    def _size_pool(self, step: DecodeStep, draft: DeviceModel | None, runner: DeviceRunner) -> None:
+    def _fit_beside_pool(self, paths: list[LatencyPath]) -> None:
+        """Leave out latency forwards that do not fit beside a pool of the given size."""
+        blocks = self.config.cache.num_blocks * sum(self._block_bytes())
+        free, _ = torch.cuda.mem_get_info()
+        drop_until(
+            paths, lambda packed: blocks + packed + SPARE_BYTES <= free, self.config.latency_path
+        )
+
+    def _size_pool(
+        self, runner: DeviceRunner, allocated: list[int], paths: list[LatencyPath]
+    ) -> None:
         """Put into ``config`` the blocks that the measured rest of the memory holds.
 
-        Runs the largest passes once, over the null block alone.
+        allocated: bytes before the target was loaded, after it, and after the drafter. Runs the
+        largest passes once, over the null block alone.
         """
-        weights = torch.cuda.memory_allocated()
+        config, cache = self.config, self.config.cache
+        parts = self._measure(runner, allocated)
+        limits = Limits(
+            gpu_memory_utilization=cache.gpu_memory_utilization,
+            max_model_len=1 if cache.lowers_model_len else config.scheduler.max_model_len,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            block_size=cache.block_size,
+        )
+        block_bytes = sum(self._block_bytes())
+        drop_until(paths, leaves_pool(parts, limits, block_bytes), config.latency_path)
+        parts = dataclasses.replace(parts, packed=sum(path.num_bytes for path in paths))
+        num_blocks = count_blocks(parts, limits, block_bytes)
+        logger.info(
+            "GPU memory in GiB: %.2f of %.2f may be used; %s; KV pool %.2f (%d blocks of %d "
+            "tokens)",
+            cache.gpu_memory_utilization * parts.total / GIB,
+            parts.total / GIB,
+            parts,
+            parts.left(cache.gpu_memory_utilization) / GIB,
+            num_blocks,
+            cache.block_size,
+        )
+        self.config = _with_pool(config, num_blocks)
+
+    def _measure(self, runner: DeviceRunner, allocated: list[int]) -> MemoryParts:
+        """What everything but the KV pool takes, after the largest passes have run."""
+        step = runner.decode.step
+        scheduler = self.config.scheduler
+        budget = scheduler.max_num_batched_tokens
+        before = torch.cuda.memory_allocated()
+        hint = f"lower max_num_batched_tokens ({budget})"
+        self._doing = ("running the largest prefill pass", hint)
         torch.cuda.reset_peak_memory_stats()
         self._largest_prefill(runner)
-        prefill = torch.cuda.max_memory_allocated() - weights
+        prefill = torch.cuda.max_memory_allocated() - before
+        hint = f"lower max_num_seqs ({scheduler.max_num_seqs}) or num_speculative_tokens"
+        self._doing = ("running the largest decode pass", hint)
         torch.cuda.reset_peak_memory_stats()
         step.rows.fill_(step.state.max_num_seqs)
         step.run(bucket_of(step.max_entries, step.max_entries), self.max_k)
         torch.cuda.synchronize()
-        decode = torch.cuda.max_memory_allocated() - weights
+        decode = torch.cuda.max_memory_allocated() - before
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
-        # Graphs keep memory of their own, so both peaks count.
-        counts = (step.max_entries + 1) * step.target.model.arch.vocab_size * 4
-        share = self.config.cache.gpu_memory_utilization
-        other = total - free - weights + decode + counts + _SLACK_BYTES
-        left = int(share * total) - weights - prefill - other
-        sides = [step.target] if draft is None else [step.target, draft]
-        block = self.config.cache.block_size * sum(
-            side.model.arch.kv_bytes_per_token(self.config.model.dtype_bytes) for side in sides
+        captured = prefill * min(MAX_CAPTURED_TOKENS, budget) // budget
+        start, with_target, with_drafter = allocated
+        return MemoryParts(
+            total=total,
+            elsewhere=total - free - (before - start),
+            target=with_target - start,
+            drafter=with_drafter - with_target,
+            state=before - with_drafter + self._staging_bytes(),
+            activations=prefill,
+            # Graphs keep a pool of their own, so this comes on top of what passes take eagerly.
+            graphs=max(decode, captured),
         )
-        num_blocks = left // block - 1
-        cache = self.config.cache
-        needed = -(-(self.config.scheduler.max_model_len - 1) // cache.block_size)
-        parts = (
-            f"weights {weights / _GIB:.2f} GiB, activations {prefill / _GIB:.2f}, graphs and "
-            f"scratch {other / _GIB:.2f}"
+
+    def _block_bytes(self) -> tuple[int, int]:
+        """Bytes of one block's KV of target and drafter."""
+        config = self.config
+        size = config.cache.block_size
+        drafter = config.speculative.model if config.speculative is not None else None
+        sides = [config.model, drafter]
+        target, other = (
+            0 if side is None else size * side.arch.kv_bytes_per_token(config.model.dtype_bytes)
+            for side in sides
         )
-        allowed = f"{share * total / _GIB:.2f} of {total / _GIB:.2f} GiB"
-        if num_blocks < needed:
-            raise CapacityError(
-                f"the KV pool would hold {max(num_blocks, 0) * cache.block_size} tokens, fewer "
-                f"than one sequence of max_model_len ({self.config.scheduler.max_model_len}): "
-                f"{parts} of the {allowed} that gpu_memory_utilization={share} allows. hint: lower "
-                "max_model_len, max_num_batched_tokens or max_num_seqs, or raise "
-                "gpu_memory_utilization"
-            )
-        logger.info(
-            "GPU memory: %s may be used; %s, KV pool %.2f (%d blocks of %d tokens)",
-            allowed,
-            parts,
-            left / _GIB,
-            num_blocks,
-            cache.block_size,
-        )
-        self.config = dataclasses.replace(
-            self.config, cache=dataclasses.replace(cache, num_blocks=num_blocks)
-        )
+        return target, other
+
+    def _staging_bytes(self) -> int:
+        target, _ = self._block_bytes()
+        return staging_blocks(self.config.cache.num_host_blocks, target) * target
 
     def _largest_prefill(self, runner: DeviceRunner) -> None:
         """A prefill pass of a whole token budget."""
@@ -207,7 +285,46 @@ class DeviceBuilder:
         runner.prefill.run(rows, np.zeros_like(rows), np.array(lens))
         torch.cuda.synchronize()
 
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+
+    def _out_of_memory(self) -> CapacityError:
+        """The error for what ran out of memory."""
+        doing, hint = self._doing
+        free = total = 0
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            free, total = torch.cuda.mem_get_info()
+        return out_of_memory(doing, hint, free, total, self._allocated())
+
     def _phase(self, name: str) -> None:
         now = time.perf_counter()
         self.phases[name] = now - self._since
         self._since = now
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the device's memory did not suffice: torch's own error, a library's or Triton's."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or (
+        "CUDA" in text and ("out of memory" in text or "ALLOC_FAILED" in text)
+    )
+
+
+def _with_pool(config: EngineConfig, num_blocks: int) -> EngineConfig:
+    """The configuration with the pool it got, and a length that fits it where that may change."""
+    cache = dataclasses.replace(config.cache, num_blocks=num_blocks)
+    longest = num_blocks * cache.block_size + 1
+    if longest >= config.scheduler.max_model_len:
+        return dataclasses.replace(config, cache=cache)
+    logger.warning(
+        "max_model_len is lowered from %d to %d, the longest sequence that the KV pool holds",
+        config.scheduler.max_model_len,
+        longest,
+    )
+    return dataclasses.replace(
+        config,
+        cache=cache,
+        model=dataclasses.replace(config.model, max_model_len=longest),
+        scheduler=dataclasses.replace(config.scheduler, max_model_len=longest),
+    )

@@ -34,11 +34,18 @@ class DeviceRows(RowTensors):
     """``RowTensors`` with block tables: R rows, and the null row R that pads batches.
 
     block_table: [R + 1, max_blocks] int32, zero beyond a row's blocks. The other tensors are
-    described in ``RowTensors``. ``counts`` is None until ``allocate_counts``: it is as wide as the
-    vocabulary, and graphs captured before do not know it.
+    described in ``RowTensors``. ``counts`` is None while no row has penalties, so that kernels need
+    not ask for them (measured: 0.2 ms of an iteration of 64 rows).
     """
 
-    __slots__ = ("_sampling", "block_size", "block_table", "max_num_seqs")
+    __slots__ = (
+        "_counted",
+        "_room_for_counts",
+        "_sampling",
+        "block_size",
+        "block_table",
+        "max_num_seqs",
+    )
 
     def __init__(
         self,
@@ -66,6 +73,8 @@ class DeviceRows(RowTensors):
         )
         self.max_num_seqs = max_num_seqs
         self.block_size = block_size
+        self._counted: set[int] = set()  # rows with penalties
+        self._room_for_counts: torch.Tensor | None = None
         self.block_table = full(rows, -(-width // block_size))
         for name in ("num_tokens", "max_total"):  # the null row: one token, of id 0
             self.column(name).fill_(1)
@@ -83,13 +92,14 @@ class DeviceRows(RowTensors):
             self.bias_values,
             self.block_table,
         )
-        counts = 0 if self.counts is None else self.counts.numel() * 4
+        counts = 0 if self._room_for_counts is None else self._room_for_counts.numel() * 4
         return counts + sum(x.numel() * x.element_size() for x in tensors)
 
     def allocate_counts(self, vocab: int) -> None:
         """Make room for the token counts of penalties: (R + 1) × vocab × 4 bytes."""
         shape = (self.max_num_seqs + 1, vocab)
-        self.counts = torch.zeros(shape, dtype=torch.int32, device=self.history.device)
+        room = torch.zeros(shape, dtype=torch.int32, device=self.history.device)
+        self._room_for_counts = room
 
     def enter(self, new_rows: Sequence[NewRow]) -> None:
         """Take sequences into their rows.
@@ -122,6 +132,7 @@ class DeviceRows(RowTensors):
             self.bias_values.index_copy_(0, index, self._to_device(bias_values))
         self.block_table.index_copy_(0, index, self._to_device(blocks))
         counted = numbers[columns[COLUMNS.index("flags")] & COUNTED != 0]
+        self._set_counted(self._counted.difference(numbers.tolist()).union(counted.tolist()))
         if len(counted):
             count_tokens(self._to_device(counted), self)
 
@@ -130,6 +141,11 @@ class DeviceRows(RowTensors):
         if rows:
             index = self._to_device(np.array(rows, np.int64))
             self.column("active").index_fill_(0, index, 0)
+            self._set_counted(self._counted.difference(rows))
+
+    def _set_counted(self, rows: set[int]) -> None:
+        self._counted = rows
+        self.counts = self._room_for_counts if rows else None
 
     def set_blocks(self, rows: Int32Array, indices: Int32Array, ids: Int32Array) -> None:
         """``block_table[row, index] = id`` for each of three arrays [N]."""

@@ -14,14 +14,19 @@ import torch
 
 from paceline.arrays import Int64Array
 from paceline.core.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from paceline.errors import EngineError
 from paceline.sample.logprobs import token_logprobs
 from paceline.sample.triton import STATUS_FAILED, STATUS_SPOILT
 from paceline.worker.decode_graphs import DecodeGraphs, bucket_of
+from paceline.worker.decode_step import Scores
 from paceline.worker.device_rows import DeviceRows
 from paceline.worker.kv_cache import copy_blocks
 from paceline.worker.model_runner import NONFINITE, PROMPT_LOGITS_ROWS
 from paceline.worker.prefill import PrefillPass
+from paceline.worker.swap import HostBlocks
 from paceline.worker.transfer import Download, upload
+
+_LENGTH_STEP = 128  # tokens; rows of a batch are ordered by length in these steps
 
 
 @dataclass(slots=True)
@@ -33,7 +38,7 @@ class _Sampled:
     bucket: int
     k: int
     download: Download
-    hidden: torch.Tensor | None  # [bucket * (k + 1), hidden], only if logprobs are asked
+    scores: Scores | None  # of bucket * (k + 1) tokens, only if logprobs are asked
 
 
 @dataclass(slots=True)
@@ -78,11 +83,13 @@ class DeviceRunner:
         self.prefill = prefill
         self._catch_up_pass = catch_up
         self._vocab_limit = vocab_limit
+        self.host_blocks: HostBlocks | None = None  # set where preempted sequences are swapped
         rows = self._state.max_num_seqs
         self._generation: Int64Array = np.zeros(rows, np.int64)
         self._num_logprobs: Int64Array = np.full(rows, -1, np.int64)  # -1: not asked
         self._num_prompt_logprobs: Int64Array = np.full(rows, -1, np.int64)
         self._prompt_len: Int64Array = np.zeros(rows, np.int64)
+        self._num_tokens: Int64Array = np.zeros(rows, np.int64)  # as far as results are read
         # Rows whose drafts led to logits that are not finite: from then on they take none.
         self._undrafted = np.zeros(rows, np.bool_)
         self._batch: tuple[Int64Array, Int64Array, int] | None = None  # what the buffers hold
@@ -91,6 +98,9 @@ class DeviceRunner:
     def launch(self, out: SchedulerOutput) -> _Launched:
         """Enqueue a step; the handle is for ``collect``."""
         launched = _Launched(out.step)
+        if self.host_blocks is not None:
+            self.host_blocks.copy_out(out.swap_outs)
+            self.host_blocks.copy_in(out.swap_ins)
         if out.block_copies:
             copy_blocks(self._target.kv_caches, out.block_copies)
             if self._catch_up_pass is not None:
@@ -123,9 +133,6 @@ class DeviceRunner:
     def _change_rows(self, out: SchedulerOutput) -> None:
         state = self._state
         state.deactivate(out.freed_rows)
-        if any(new.sampling.needs_penalties for new in out.new_rows) and state.counts is None:
-            state.allocate_counts(self._target.model.arch.vocab_size)
-            self.decode.graphs.clear()  # they were captured without counts
         state.enter(out.new_rows)
         for new in out.new_rows:
             self._remember(new)
@@ -135,6 +142,7 @@ class DeviceRunner:
         row, sampling = new.row, new.sampling
         self._generation[row] = new.generation
         self._prompt_len[row] = new.prompt_len
+        self._num_tokens[row] = len(new.token_ids)
         self._undrafted[row] = False
         self._num_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
         wanted = sampling.prompt_logprobs if new.sample_index == 0 else None
@@ -156,9 +164,13 @@ class DeviceRunner:
     def _iterate(self, rows: Int64Array, drafts: Int64Array, k: int, launched: _Launched) -> None:
         step, count = self._step, len(rows)
         bucket = bucket_of(count, step.max_entries)
+        # Long contexts first: attention ends when the last of its programs does. In coarse steps,
+        # so that the order, and with it the buffers, seldom change.
+        order = np.argsort(-(self._num_tokens[rows] // _LENGTH_STEP), kind="stable")
+        rows, drafts = rows[order], drafts[order]
         self._set_batch(rows, drafts, bucket)
-        hidden = self.decode.run(bucket, k)
-        self._start_download(rows, bucket, k, hidden, launched)
+        scores = self.decode.run(bucket, k)
+        self._start_download(rows, bucket, k, scores, launched)
 
     def _set_batch(self, rows: Int64Array, drafts: Int64Array, bucket: int) -> None:
         """Fill the iteration's buffers, unless they hold the same already."""
@@ -180,7 +192,7 @@ class DeviceRunner:
         self._batch = rows, drafts, bucket
 
     def _start_download(
-        self, rows: Int64Array, bucket: int, k: int, hidden: torch.Tensor, launched: _Launched
+        self, rows: Int64Array, bucket: int, k: int, scores: Scores, launched: _Launched
     ) -> None:
         asked = (self._num_logprobs[rows] >= 0).any()
         launched.sampled.append(
@@ -190,7 +202,7 @@ class DeviceRunner:
                 bucket,
                 k,
                 Download(self._step.results(bucket, k)),
-                hidden.clone() if asked else None,
+                scores.clone() if asked else None,
             )
         )
 
@@ -210,9 +222,10 @@ class DeviceRunner:
             return
         rows, step = rows[done], self._step
         last = hidden[upload(ends[done] - 1, hidden.device)]
+        scores = Scores(self._target.model, last, are_logits=False)
         self._set_batch(rows, np.zeros_like(rows), len(rows))
-        step.finish(len(rows), last, 0)
-        self._start_download(rows, len(rows), 0, last, launched)
+        step.finish(len(rows), scores, 0)
+        self._start_download(rows, len(rows), 0, scores, launched)
 
     def _keep_prompt(self, row: int, start: int, hidden: torch.Tensor, launched: _Launched) -> None:
         """Remember the hidden states whose prompt logprobs are asked."""
@@ -236,6 +249,7 @@ class DeviceRunner:
         """Give the device's memory back; the runner is of no use afterwards."""
         self.decode.graphs.clear()
         del self.decode, self.prefill, self._catch_up_pass, self._step, self._state, self._target
+        del self.host_blocks
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -249,13 +263,17 @@ class DeviceRunner:
         if sampled.k == 0:
             drafts = np.zeros_like(drafts)
         rows, generations = sampled.rows, sampled.generations
-        for i in np.flatnonzero(status == STATUS_FAILED).tolist():
+        failed = np.flatnonzero(status == STATUS_FAILED).tolist()
+        if failed:
+            self._check_latency()
+        for i in failed:
             result.failed.append((int(rows[i]), int(generations[i]), NONFINITE))
-        spoilt = rows[(status == STATUS_SPOILT) & (self._generation[rows] == generations)]
-        self._undrafted[spoilt] = True
+        mine = self._generation[rows] == generations
+        self._undrafted[rows[mine & (status == STATUS_SPOILT)]] = True
         live = counts > 0
-        if sampled.hidden is not None:
-            self._add_logprobs(sampled, tokens, live, result)
+        self._num_tokens[rows[mine]] += counts[mine]
+        if sampled.scores is not None:
+            self._add_logprobs(sampled, sampled.scores, tokens, live, result)
         width = max(width, result.token_ids.shape[1])
         result.rows = np.concatenate([result.rows, rows[live].astype(np.int32)])
         result.generations = np.concatenate([result.generations, generations[live]])
@@ -265,17 +283,32 @@ class DeviceRunner:
         result.num_sampled = np.concatenate([result.num_sampled, counts[live]])
         result.num_draft_tokens = np.concatenate([result.num_draft_tokens, drafts[live]])
 
+    def _check_latency(self) -> None:
+        """Raise EngineError if logits are not finite because the latency kernel gave up."""
+        side = self._target
+        if side.latency is None:
+            return
+        try:
+            side.latency.check()
+        except EngineError:
+            side.latency = None
+            self.decode.graphs.clear()  # they were captured with it
+            raise
+
     def _add_logprobs(
-        self, sampled: _Sampled, tokens: np.ndarray, live: np.ndarray, result: ModelRunnerOutput
+        self,
+        sampled: _Sampled,
+        scores: Scores,
+        tokens: np.ndarray,
+        live: np.ndarray,
+        result: ModelRunnerOutput,
     ) -> None:
-        hidden = sampled.hidden
-        assert hidden is not None
         asked = live & (self._num_logprobs[sampled.rows] >= 0)
         asked &= self._generation[sampled.rows] == sampled.generations
         width = sampled.k + 1
         for i in np.flatnonzero(asked).tolist():
             row = int(sampled.rows[i])
-            logits = self._target.model.compute_logits(hidden[i * width : (i + 1) * width])
+            logits = scores.logits(slice(i * width, (i + 1) * width))
             chosen = torch.from_numpy(tokens[i].astype(np.int64))
             result.logprobs[row] = token_logprobs(
                 logits, chosen, int(self._num_logprobs[row]), self._vocab_limit

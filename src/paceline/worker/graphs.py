@@ -25,7 +25,7 @@ class Graphs:
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
         self.seconds = 0.0  # spent capturing
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._pool: Any = None  # torch names no type for the handle
 
     def __len__(self) -> int:
@@ -34,13 +34,13 @@ class Graphs:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._graphs
 
-    def replay(self, key: Hashable) -> torch.Tensor:
+    def replay(self, key: Hashable) -> Any:
         """Enqueue a captured graph; returns what its work returned."""
         graph, out = self._graphs[key]
         graph.replay()
         return out
 
-    def capture(self, key: Hashable, work: Callable[[], torch.Tensor], *, warm_up: bool) -> None:
+    def capture(self, key: Hashable, work: Callable[[], Any], *, warm_up: bool) -> None:
         """Capture ``work``, whose inputs must be such that running it changes nothing that counts.
 
         warm_up: run it once before, for kernels to compile and the library to choose its own.

@@ -42,7 +42,7 @@ def allocate_kv_caches(
         size = arch.kv_bytes_per_token(dtype.itemsize) // tp_size * block_size * (num_blocks + 1)
         raise CapacityError(
             f"no memory for {num_blocks} KV blocks of {block_size} tokens ({size / 1e9:.2f} GB). "
-            f"hint: lower kv_cache_memory_bytes or max_model_len"
+            "hint: lower kv_cache_memory_bytes, gpu_memory_utilization or max_model_len"
         ) from error
 
 

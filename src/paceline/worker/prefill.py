@@ -18,7 +18,7 @@ from paceline.worker.device_rows import DeviceRows
 from paceline.worker.graphs import Graphs
 from paceline.worker.transfer import upload
 
-_MAX_TOKENS = 2048  # longer passes keep the device busy longer than the host
+MAX_CAPTURED_TOKENS = 2048  # longer passes keep the device busy longer than the host
 _TOKEN_STEPS = 4  # sizes between a power of two and the next, so that padding is at most a quarter
 _MIN_TOKENS = 16
 _SEQUENCES = (1, 4, 16, 64)
@@ -60,11 +60,12 @@ class PrefillPass:
         arrays = self._arrays(rows, starts, lens, *size)
         for tensor, array in zip((fixed.places, fixed.rows, fixed.lengths), arrays, strict=True):
             tensor.copy_(upload(array, tensor.device))
-        return self._graphs.replay((self._name, *size))
+        hidden: torch.Tensor = self._graphs.replay((self._name, *size))
+        return hidden
 
     def _bucket(self, tokens: int, sequences: int) -> tuple[int, int] | None:
         """The padded (tokens, sequences) of a captured pass, None for one that runs as it is."""
-        if not self._graphs.enabled or tokens > _MAX_TOKENS or sequences > _SEQUENCES[-1]:
+        if not self._graphs.enabled or tokens > MAX_CAPTURED_TOKENS or sequences > _SEQUENCES[-1]:
             return None
         step = max(_MIN_TOKENS, (1 << (tokens - 1).bit_length() >> 1) // _TOKEN_STEPS)
         padded = -(-tokens // step) * step

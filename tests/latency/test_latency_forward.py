@@ -1,0 +1,225 @@
+"""The kernel on a card: against float32, bit by bit, in graphs, and when something goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
+
+import pytest
+import torch
+
+from latency.latency_models import SMALL, Rows, distance, in_float32, planned, random_model
+from paceline.attention.reference import ReferenceAttention
+from paceline.config import ModelConfig
+from paceline.distributed.tp_group import SingleProcessGroup
+from paceline.errors import ConfigError, EngineError
+from paceline.latency.build import build
+from paceline.latency.forward import LatencyForward
+from paceline.latency.pack import PackedWeights
+from paceline.latency.plan import MIN_CAPABILITY, LatencyPlan
+from paceline.models.decoder import DecoderModel
+from paceline.models.hf_config import parse_hf_config
+from paceline.models.loader import load_model
+from paceline.synth.shapes import find_shape
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() < MIN_CAPABILITY,
+        reason="needs a Hopper card",
+    ),
+]
+DEVICE = "cuda"
+NUMBERS = [1, 2, 4, 6, 8]  # of tokens that kernels are built for
+
+
+@dataclasses.dataclass
+class Built:
+    """A model, packed, with kernels for all of ``NUMBERS``."""
+
+    model: DecoderModel
+    plan: LatencyPlan
+    packed: PackedWeights
+    cubins: dict[int, bytes]
+
+    def forward(self, rows: Rows) -> LatencyForward:
+        forward = LatencyForward(self.model, rows.kv_caches, self.plan, packed=self.packed)
+        for tokens, cubin in self.cubins.items():
+            forward.load(tokens, cubin)
+        return forward
+
+
+def built(model: DecoderModel) -> Built:
+    plan = planned(model.arch)
+    with ThreadPoolExecutor(len(NUMBERS)) as pool:
+        cubins = pool.map(lambda n: build(plan.options(n), plan.card.capability), NUMBERS)
+        packed = PackedWeights(model, plan)
+        return Built(model, plan, packed, dict(zip(NUMBERS, cubins, strict=True)))
+
+
+def demo() -> DecoderModel:
+    """The demo drafter, with its trained weights."""
+    with resources.as_file(resources.files("paceline.assets") / "demo-draft") as path:
+        arch = parse_hf_config(json.loads((path / "config.json").read_text()), "demo-draft")
+        config = ModelConfig("demo-draft", str(path), arch, "bfloat16", 2048)
+        return load_model(config, DEVICE, ReferenceAttention(), SingleProcessGroup())
+
+
+@pytest.fixture(scope="module", params=[*SMALL, "0.5B, 2 layers", "demo"])
+def case(request: pytest.FixtureRequest) -> Iterator[Built]:
+    if request.param == "demo":
+        yield built(demo())
+    elif request.param in SMALL:
+        yield built(random_model(SMALL[request.param], DEVICE))
+    else:
+        arch = find_shape("qwen2.5-0.5b").arch()
+        arch = dataclasses.replace(arch, num_layers=2, sliding_window=(None, None))
+        yield built(random_model(arch, DEVICE))
+
+
+@pytest.mark.parametrize(
+    ("contexts", "rows", "query_len"),
+    [
+        ([0], [0], 1),
+        ([500], [0], 1),
+        ([15, 300], [1, 0], 1),
+        ([300, 5, 700], [2, 0], 3),
+        ([440], [0], 8),
+        ([17, 900, 1500, 445], [1, 3, 2, 0], 2),
+        ([1800, 12, 450, 0, 511, 513, 1000, 479], [7, 6, 5, 4, 3, 2, 1, 0], 1),
+    ],
+)
+def test_equals_a_float32_forward(
+    case: Built, contexts: list[int], rows: list[int], query_len: int
+) -> None:
+    state = Rows(case.model.arch, contexts, DEVICE)
+    forward = case.forward(state)
+    expected, kv = state.reference(in_float32(case.model), rows, query_len)
+    first = state.run(forward, rows, query_len)
+    forward.check()
+    slots = state.slots(rows, query_len)
+    assert max(map(distance, first, expected)) < 3e-2  # bfloat16 torch: about as much
+    assert distance(state.written(slots), kv) < 2e-2
+    for now, before in zip(state.kv_caches, state.before, strict=True):
+        for cache, content in zip(now, before, strict=True):
+            size = cache.shape[2] * cache.shape[3]
+            content.view(-1, size)[slots] = cache.view(-1, size)[slots]
+            assert torch.equal(cache, content)  # nothing else was written
+    for _ in range(3):  # odd layer counts begin with the other exchange buffer each time
+        assert torch.equal(state.run(forward, rows, query_len), first)
+
+
+@pytest.mark.parametrize("context", [0, 17, 300, 445, 1000])
+def test_bits_do_not_depend_on_cut_or_company(case: Built, context: int) -> None:
+    """8 tokens of a sequence one by one, in runs, and beside other sequences."""
+    state = Rows(case.model.arch, [max(0, context - 11 * i) for i in range(8)], DEVICE)
+    forward = case.forward(state)
+    slots = state.slots([0], 8)
+
+    def runs(*lengths: int) -> torch.Tensor:
+        state.restore()
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        parts = zip(lengths, starts, strict=True)
+        return torch.cat([state.run(forward, [0], length, start) for length, start in parts])
+
+    def beside(rows: list[int], length: int) -> torch.Tensor:
+        state.restore()
+        found = []
+        for start in range(0, 8, length):
+            logits = state.run(forward, rows, length, start)
+            found.append(logits.view(len(rows), length, -1)[rows.index(0)])
+        return torch.cat(found)
+
+    alone = runs(*[1] * 8)
+    kv = state.written(slots)
+    assert torch.isfinite(alone).all()
+    for lengths in ([8], [4, 4], [2, 6], [6, 1, 1]):
+        assert torch.equal(runs(*lengths), alone)
+        assert torch.equal(state.written(slots), kv)
+    assert torch.equal(beside([5, 1, 2, 0, 4, 3, 6, 7], 1), alone)
+    assert torch.equal(beside([3, 0], 4), alone)
+    assert torch.equal(beside([6, 7, 0, 4], 2), alone)
+    assert torch.equal(state.written(slots), kv)
+
+
+def test_in_a_graph(case: Built) -> None:
+    state = Rows(case.model.arch, [300, 40], DEVICE)
+    forward = case.forward(state)
+    expected = state.run(forward, [1, 0])
+    state.restore()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = state.run(forward, [1, 0])
+    for _ in range(3):
+        logits.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(logits, expected)
+
+
+def test_rows_without_a_token_write_nothing(case: Built) -> None:
+    """Inactive rows, the null row, and the token before a sequence's first."""
+    state = Rows(case.model.arch, [300, 40, 0], DEVICE)
+    forward = case.forward(state)
+    expected = state.run(forward, [0])
+    state.restore()
+    state.active[1] = 0
+    found = state.run(forward, [1, 0, 3, 3])
+    assert torch.equal(found[1:2], expected)
+    assert torch.isfinite(found).all()
+    slots = state.slots([0])
+    before = [torch.stack([c.view(-1, c.shape[2] * c.shape[3]) for c in b]) for b in state.before]
+    changed = [
+        (torch.stack([c.view(b.shape[1:]) for c in now]) != b).any(2).any(0).nonzero().flatten()
+        for now, b in zip(state.kv_caches, before, strict=True)
+    ]
+    assert all(places.tolist() == slots.tolist() for places in changed)
+    state.restore()
+    alone = state.run(forward, [2])
+    state.restore()
+    assert torch.equal(state.run(forward, [2], 2, -1)[1:], alone)  # from position -1 on
+
+
+def test_nan_stays_in_its_row(case: Built) -> None:
+    state = Rows(case.model.arch, [300, 40], DEVICE)
+    forward = case.forward(state)
+    expected = state.run(forward, [0, 1])[:1]
+    state.restore()
+    state.kv_caches[0][1][state.block_table[1].long()] = torch.nan
+    found = state.run(forward, [0, 1])
+    forward.check()
+    assert torch.equal(found[:1], expected)
+    assert found[1].isnan().all()
+
+
+def test_waiting_ends_in_an_error() -> None:
+    """Half of the blocks are missing: the others give up, and the next pass can work."""
+    arch = SMALL["heads of 32, odd layers"]
+    model = random_model(arch, DEVICE)
+    plan = planned(arch)
+    state = Rows(arch, [300], DEVICE)
+    forward = LatencyForward(model, state.kv_caches, plan)
+    forward.load(1, build(plan.options(1) | {"SPIN_LIMIT": 1 << 14}, plan.card.capability))
+    forward.plan = dataclasses.replace(plan, blocks=plan.blocks // 2)
+    state.run(forward, [0])
+    with pytest.raises(EngineError, match="the latency kernel gave up"):
+        forward.check()
+    forward.plan = plan
+    forward.reset()
+    state.restore()
+    found = state.run(forward, [0])
+    forward.check()
+    expected, _ = state.reference(in_float32(model), [0])
+    assert distance(found, expected) < 3e-2
+
+
+def test_too_many_tokens_are_refused() -> None:
+    arch = SMALL["heads of 32, odd layers"]
+    state = Rows(arch, [300], DEVICE)
+    forward = LatencyForward(random_model(arch, DEVICE), state.kv_caches, planned(arch), 4)
+    with pytest.raises(ConfigError, match="of 5 tokens exceeds max_tokens \\(4\\)"):
+        state.run(forward, [0], 5)
+    with pytest.raises(ConfigError, match="1 to 8 tokens, not 9"):
+        LatencyForward(random_model(arch, DEVICE), state.kv_caches, planned(arch), 9)
