@@ -38,6 +38,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.bench.measure import ChosenLength, Run, measure
 from paceline.worker.decode_graphs import DecodeGraphs
+from paceline.worker.decode_step import Scores
 
 COMMAND = "import sys; from paceline.cli.main import main; sys.exit(main())"
 BATCHES = (1, 4, 16, 64, 256)
@@ -207,13 +208,13 @@ def _between(work: Callable[[], object]) -> tuple[float, float]:
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
     run = DecodeGraphs.run
 
-    def timed(self: DecodeGraphs, entries: int, k: int) -> torch.Tensor:
+    def timed(self: DecodeGraphs, entries: int, k: int) -> Scores:
         pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         pair[0].record()
-        hidden = run(self, entries, k)
+        scores = run(self, entries, k)
         pair[1].record()
         marks.append(pair)
-        return hidden
+        return scores
 
     DecodeGraphs.run = timed  # type: ignore[method-assign]
     try:

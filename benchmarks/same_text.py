@@ -1,0 +1,131 @@
+"""The same tokens with and without speculation, alone and in company, on the latency path of a GPU.
+
+    python benchmarks/same_text.py [--shape qwen2.5-0.5b] [--streams 200] [--tokens 256]
+
+Seeded streams at temperature 0 and 1, in bfloat16, on a model of that shape with random weights (so
+that many logits lie close together and a difference in rounding shows) and on the demo pair. Every
+stream is decoded alone without drafts, which is the reference; then with drafts, and with others
+beside it, as far as a pass has at most 8 tokens. A prompt is prefilled in a pass of its own, so
+that all start from the same KV. Prints how many streams are equal, token for token, and a JSON line
+last; exits with 1 unless all are. With ``--latency-path off`` it shows what other kernels do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from paceline import LLM, SamplingParams
+from paceline.bench.measure import ChosenLength
+from paceline.latency.plan import MAX_TOKENS
+from paceline.models.weights import expected_weights
+from paceline.synth.shapes import SHAPES
+
+PROMPT = 128
+WAYS = [(1, 0), (1, 1), (1, 3), (1, 7), (2, 0), (2, 3), (4, 1), (8, 0)]  # streams at a time, k
+
+
+def random_pair(shape: str, root: Path) -> tuple[str, str]:
+    """A target with random weights, and a drafter that is the same with a little noise."""
+    described = SHAPES[shape]
+    generator = torch.Generator("cuda").manual_seed(0)
+    paths = root / "target", root / "drafter"
+    weights = {}
+    for name, size in expected_weights(described.arch()).items():
+        values = torch.randn(size, generator=generator, device="cuda") * 0.03
+        weights[name] = (values + 1 if name.endswith("norm.weight") else values).bfloat16()
+    for path, noise in zip(paths, (0.0, 0.002), strict=True):
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(described.config("bfloat16")))
+        tensors = {
+            name: (w + noise * torch.randn(w.shape, generator=generator, device="cuda"))
+            .bfloat16()
+            .cpu()
+            for name, w in weights.items()
+        }
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return str(paths[0]), str(paths[1])
+
+
+def open_engine(target: str, drafter: str, policy: ChosenLength, args: argparse.Namespace) -> LLM:
+    """One prompt a prefill pass: its budget beside the decode rows holds no second one."""
+    return LLM(
+        target,
+        device="cuda",
+        dtype="bfloat16",
+        latency_path=args.latency_path,
+        speculative_model=drafter,
+        num_speculative_tokens=policy.max_k,
+        policy=policy,
+        max_num_seqs=MAX_TOKENS,
+        max_model_len=PROMPT + args.tokens + 1,
+        max_num_batched_tokens=PROMPT + MAX_TOKENS,
+        enable_chunked_prefill=False,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=2 * 10**9,
+        disable_log_stats=True,
+    )
+
+
+def compare(name: str, target: str, drafter: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Equal streams of every way, by temperature."""
+    policy = ChosenLength(MAX_TOKENS - 1)
+    rng = np.random.default_rng(0)
+    results: dict[str, Any] = {}
+    with open_engine(target, drafter, policy, args) as llm:
+        vocab = llm.engine.config.model.arch.vocab_size
+        prompts = rng.integers(0, min(vocab, 4000), (args.streams, PROMPT)).tolist()
+        for temperature in (0.0, 1.0):
+            sampling = [
+                SamplingParams(
+                    temperature=temperature, seed=i, max_tokens=args.tokens, ignore_eos=True
+                )
+                for i in range(args.streams)
+            ]
+            reference: list[list[int]] = []
+            for count, k in WAYS:
+                policy.k = k
+                found: list[list[int]] = []
+                for at in range(0, args.streams, count):
+                    part = slice(at, at + count)
+                    outputs = llm.generate(prompts[part], sampling[part], use_tqdm=False)
+                    found += [output.outputs[0].token_ids for output in outputs]
+                reference = reference or found
+                equal = sum(a == b for a, b in zip(found, reference, strict=True))
+                way = f"{count} at a time, k = {k}"
+                results[f"temperature {temperature:g}, {way}"] = equal
+                print(f"{name}, temperature {temperature:g}, {way}: {equal} of {args.streams}")
+        results["acceptance"] = llm.engine.stats.acceptance_rate
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--latency-path", default="on", choices=["on", "off"])
+    args = parser.parse_args()
+    logging.getLogger("paceline").setLevel(logging.WARNING)
+    with tempfile.TemporaryDirectory() as root:
+        pairs = {
+            f"random {args.shape}": random_pair(args.shape, Path(root)),
+            "demo pair": ("paceline/demo", "paceline/demo-draft"),
+        }
+        results = {name: compare(name, *pair, args) for name, pair in pairs.items()}
+    counts = [n for found in results.values() for way, n in found.items() if way != "acceptance"]
+    print(json.dumps({"benchmark": "same_text", "streams": args.streams, **results}))
+    return 0 if all(count == args.streams for count in counts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
