@@ -44,13 +44,13 @@ SMALL = {
         head_dim=64, num_attention_heads=6, num_kv_heads=2, qk_norm=True, qkv_bias=False,
         hidden_size=288, intermediate_size=800, tie_word_embeddings=False,
     ),
-    "heads of 128 with norms": small_arch(
-        num_layers=3, head_dim=128, num_attention_heads=8, num_kv_heads=2, qk_norm=True,
-        qkv_bias=False, hidden_size=512, intermediate_size=1504,
-    ),
     "heads of 128": small_arch(
-        head_dim=128, num_attention_heads=7, num_kv_heads=1, hidden_size=896,
-        intermediate_size=2432, tie_word_embeddings=False,
+        head_dim=128, num_attention_heads=3, num_kv_heads=1, hidden_size=224,
+        intermediate_size=544, tie_word_embeddings=False,
+    ),
+    "heads of 128 with norms": small_arch(
+        num_layers=3, head_dim=128, num_attention_heads=4, num_kv_heads=2, qk_norm=True,
+        qkv_bias=False, hidden_size=256, intermediate_size=672,
     ),
 }  # fmt: skip
 

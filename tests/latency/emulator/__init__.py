@@ -61,9 +61,13 @@ def translate(directory: Path) -> str:
     """The source as C++ behind ``emulator.h``."""
     files = [directory / f"{name}.cuh" for name in ORDER] + [directory / build.MAIN]
     source = "\n".join(file.read_text() for file in files)
-    source = re.sub(r'#include "\w+\.cuh"|#pragma (once|unroll.*)|\n *extern __shared__[^;]*;', "", source)
+    source = re.sub(
+        r'#include "\w+\.cuh"|#pragma (once|unroll.*)|\n *extern __shared__[^;]*;', "", source
+    )
     source = re.sub(r"typedef unsigned[^;]*;[^\n]*", "", source)
-    source = source.replace("while (issued < total) {", "while (issued < total) { emulator::yield();")
+    source = source.replace(
+        "while (issued < total) {", "while (issued < total) { emulator::yield();"
+    )
     found, at = [], 0
     for match in re.finditer(r"\basm\s*(volatile)?\s*\(", source):
         end = _closing(source, match.end())
@@ -112,9 +116,7 @@ def _call(statement: str) -> str:
 def compile_kernel(options: dict[str, int | str], directory: Path) -> bytes:
     """A shared library of the kernel; returns its path."""
     lines = [f"#define {name} {value}" for name, value in options.items()]
-    lines += ["#define THREADS_ALL ((WARPS + 2) * 32)"]
-    header = (HERE / "emulator.h").read_text().replace("THREADS + 64", "THREADS_ALL")
-    text = "\n".join([*lines, header, translate(build.SOURCES)])
+    text = "\n".join([*lines, (HERE / "emulator.h").read_text(), translate(build.SOURCES)])
     digest = hashlib.sha256(text.encode()).hexdigest()[:24]
     library = directory / f"{digest}.so"
     if not library.exists():

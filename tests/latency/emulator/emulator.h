@@ -258,7 +258,7 @@ static inline float __shfl_xor_sync(u32, float x, int lanes) {
   return emulator::bits(emulator::shuffle(emulator::bits(x), lanes));
 }
 static inline void __syncwarp() { emulator::shuffle(0, 0); }
-static inline void __syncthreads() { emulator::bar_sync(0, THREADS + 64); }
+static inline void __syncthreads() { emulator::bar_sync(0, (WARPS + 2) * 32); }
 static inline void __threadfence() {}
 static inline void __nanosleep(u32) { emulator::yield(); }
 static inline u32 clock_now() { static u32 now = 0; return now += 16; }
