@@ -28,6 +28,7 @@ PUBLIC = {
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 }
 PURE = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from paceline.llm import LLM
     from paceline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-    from paceline.sampling_params import SamplingParams
+    from paceline.sampling_params import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -38,6 +38,7 @@ _HOMES = {
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
+    "StructuredOutputsParams": "sampling_params",
 }
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -115,6 +115,14 @@ class EngineArgs:
             ConfigError: every unknown name, every no-effect argument whose value would have an
                 effect, and a ``speculative_config`` that is malformed or contradicts.
         """
+        args, problems = cls.read(**kwargs)
+        if problems:
+            raise ConfigError(join_problems(problems))
+        return args
+
+    @classmethod
+    def read(cls, **kwargs: Any) -> tuple[EngineArgs, list[str]]:
+        """As ``from_kwargs``, with the problems beside what the other keywords make."""
         known = {f.name for f in fields(cls)}
         problems: list[str] = []
         values: dict[str, Any] = {}
@@ -130,9 +138,8 @@ class EngineArgs:
             _merge_speculative_config(kwargs["speculative_config"], values, problems)
         if "model" not in values:
             problems.append("`model` is missing. hint: give a local directory or a hub id")
-        if problems:
-            raise ConfigError(join_problems(problems))
-        return cls(**values)
+            values["model"] = ""
+        return cls(**values), problems
 
     def resolve(self) -> EngineConfig:
         """Run every check, download what is missing and fix every value.

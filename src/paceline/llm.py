@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -70,22 +70,25 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        on_output: Callable[[int, RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; outputs come in the order of the prompts.
 
         prompts: one or a list of: text, token ids, ``{"prompt": text}``,
         ``{"prompt_token_ids": ids}``. sampling_params: one for all or one each; None takes the
-        model's defaults. Raises RequestError before anything runs if any of them is wrong,
+        model's defaults. on_output: called with the number of a prompt, from 0, and its output
+        when that has finished. Raises RequestError before anything runs if any of them is wrong,
         EngineError if the engine is closed or a step fails.
         """
         listed = _as_list(prompts)
         params = self._params_for(len(listed), sampling_params)
+        self._prepare(params)
         with self._locked():
             requests = [
                 self.engine.make_request(str(next(self._numbers)), prompt, sampling)
                 for prompt, sampling in zip(listed, params, strict=True)
             ]
-        return self._run(requests, use_tqdm)
+        return self._run(requests, use_tqdm, on_output)
 
     def chat(
         self,
@@ -124,6 +127,7 @@ class LLM:
         Leaving the loop early aborts the request. Raises as ``generate``.
         """
         sampling = self._params_for(1, sampling_params)[0]
+        self._prepare([sampling])
         inbox: list[RequestOutput] = []
         with self._locked():
             number = str(next(self._numbers))
@@ -138,7 +142,13 @@ class LLM:
         finally:
             self._drop([request])
 
-    def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(
+        self,
+        requests: list[Request],
+        use_tqdm: bool,
+        on_output: Callable[[int, RequestOutput], None] | None,
+    ) -> list[RequestOutput]:
+        places = {request.request_id: place for place, request in enumerate(requests)}
         inbox: list[RequestOutput] = []
         finished: dict[str, RequestOutput] = {}
         try:
@@ -147,10 +157,19 @@ class LLM:
                 while len(finished) < len(requests):
                     for output in self._receive(inbox, requests):
                         finished[output.request_id] = output
+                        if on_output is not None:
+                            on_output(places[output.request_id], output)
                     progress.show(len(finished))
         finally:
             self._drop(requests)
         return [finished[request.request_id] for request in requests]
+
+    def _prepare(self, params: list[SamplingParams]) -> None:
+        """Wait for grammars to compile, while other threads' requests go on."""
+        asked = [p for p in params if isinstance(p, SamplingParams) and p.structured_outputs]
+        for future in [self.engine.prepare(p) for p in asked]:
+            if future is not None:
+                future.result()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

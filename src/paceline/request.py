@@ -31,6 +31,30 @@ class StopChecker(Protocol):
         """The stop string found."""
 
 
+class TokenGrammar(Protocol):
+    """Says which ids may come next in one sequence; lives outside the core.
+
+    It is told the sequence's output, in order and once. The runner asks it between drafting and
+    verification, in the engine's thread.
+    """
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens it was told so far."""
+
+    def accept(self, token_ids: Int32Array) -> None:
+        """Take the next output ids."""
+
+    def fill(self, drafts: Int32Array, words: Int32Array) -> int:
+        """Say what may stand behind the output, and behind each of the drafts that follow it.
+
+        drafts: [D]. words: [D + 1, ceil(vocab / 32)], gets the masks: bit i % 32 of word i // 32
+        says whether id i may be sampled. Returns how many of the drafts may be verified: D, or
+        fewer if one leaves the grammar; masks behind these are of no use. -1 if nothing at all may
+        come next.
+        """
+
+
 class SequenceStatus(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
@@ -59,6 +83,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     row: int = -1
     stop_checker: StopChecker | None = None
+    grammar: TokenGrammar | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import math
 import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import RequestError
 
@@ -33,10 +35,92 @@ _ONLY_VLLM = (
     "logits_processors",
     "output_kind",
     "spaces_between_special_tokens",
-    "structured_outputs",
     "truncate_prompt_tokens",
     "use_beam_search",
 )
+# The same of ``StructuredOutputsParams``.
+_ONLY_VLLM_STRUCTURED = (
+    "disable_additional_properties",
+    "disable_fallback",
+    "structural_tag",
+    "whitespace_pattern",
+)
+_STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
+
+
+@dataclass(slots=True)
+class StructuredOutputsParams:
+    """What the output must look like: exactly one of the first five, checked at construction.
+
+    json: a JSON schema, as a dict or as text. regex: an expression that all of the text matches.
+    choice: one of these texts. grammar: EBNF with a rule ``root``, or Lark with a rule ``start``.
+    json_object: True asks for any JSON object. disable_any_whitespace: JSON comes on one line, with
+    a space after each comma and colon and no other outside of strings. After construction ``json``
+    is text.
+
+    Raises:
+        RequestError: none or several of the five, an unknown name or a wrong type. What is wrong
+            inside a schema, expression or grammar is found when the engine compiles it.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+
+    def __new__(cls, *args: object, **kwargs: object) -> StructuredOutputsParams:
+        for name in kwargs:
+            if name in _ONLY_VLLM_STRUCTURED:
+                raise RequestError(
+                    f"vLLM's structured output parameter `{name}` is not supported. hint: leave "
+                    "it out"
+                )
+            if name not in cls.__match_args__:
+                hint = _closest(name, cls.__match_args__)
+                raise RequestError(f"unknown structured output parameter `{name}`. hint: {hint}")
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Check and normalise every field.
+
+        Raises:
+            RequestError: the first field found wrong.
+        """
+        for name in ("json_object", "disable_any_whitespace"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise RequestError(f"`{name}` must be True or False, got {value!r}")
+        if not self.json_object:
+            self.json_object = None
+        given = [name for name in _STRUCTURES if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise RequestError(
+                f"structured outputs need exactly one of {', '.join(_STRUCTURES)}, got "
+                f"{' and '.join(given) or 'none'}. hint: give one of them"
+            )
+        if self.json is not None:
+            self.json = _schema_text(self.json)
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise RequestError(f"`{name}` must be a string, got {type(value).__name__}")
+        if self.choice is not None:
+            self.choice = _choice(self.choice)
+        if self.disable_any_whitespace and self.json is None and self.json_object is None:
+            raise RequestError(
+                "`disable_any_whitespace` concerns JSON only. hint: use it with `json` or "
+                "`json_object`"
+            )
+
+    @property
+    def kind(self) -> str:
+        """Which of the five was given."""
+        return next(name for name in _STRUCTURES if getattr(self, name) is not None)
 
 
 @dataclass(slots=True)
@@ -50,7 +134,8 @@ class SamplingParams:
     temperature: 0 is greedy. top_k: 0 or -1 keeps all tokens (-1 is normalised to 0). top_p, min_p:
     1 and 0 keep all. seed: None and -1 let the engine derive one. max_tokens: None is "up to the
     model length". logprobs, prompt_logprobs: how many of the most probable tokens to report beside
-    the chosen one. logit_bias: added to the logits of these ids, -100 to 100.
+    the chosen one. logit_bias: added to the logits of these ids, -100 to 100. structured_outputs:
+    what the text must look like; a dict of its fields will do.
 
     Raises:
         RequestError: an unknown name, a wrong type or a value out of range.
@@ -75,18 +160,17 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __new__(cls, *args: object, **kwargs: object) -> SamplingParams:
         # The generated __init__ would answer a misspelt name with a bare TypeError.
-        known = cls.__match_args__
         for name in kwargs:
             if name in _ONLY_VLLM:
                 raise RequestError(
                     f"vLLM's sampling parameter `{name}` is not supported. hint: leave it out"
                 )
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean `{close[0]}`?" if close else f"known are: {', '.join(known)}"
+            if name not in cls.__match_args__:
+                hint = _closest(name, cls.__match_args__)
                 raise RequestError(f"unknown sampling parameter `{name}`. hint: {hint}")
         return object.__new__(cls)
 
@@ -114,6 +198,26 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"`{name}` must be True or False, got {getattr(self, name)!r}")
+        self._validate_structured()
+
+    def _validate_structured(self) -> None:
+        given: object = self.structured_outputs
+        if given is None:
+            return
+        if isinstance(given, dict):
+            self.structured_outputs = StructuredOutputsParams(**given)
+        elif isinstance(given, StructuredOutputsParams):
+            given.validate()
+        else:
+            raise RequestError(
+                "`structured_outputs` must be a StructuredOutputsParams, got "
+                f"{type(given).__name__}"
+            )
+        if self.ignore_eos:
+            raise RequestError(
+                "`ignore_eos` cannot be used with `structured_outputs`: only an end-of-text token "
+                "may follow what is complete. hint: leave out `ignore_eos`"
+            )
 
     def _validate_numbers(self) -> None:
         self.temperature = _number("temperature", self.temperature, 0.0)
@@ -174,6 +278,37 @@ class SamplingParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+
+def _closest(name: str, known: tuple[str, ...]) -> str:
+    """A hint for a name that is not known."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean `{close[0]}`?" if close else f"known are: {', '.join(known)}"
+
+
+def _choice(value: object) -> list[str]:
+    if isinstance(value, str):
+        raise RequestError("`choice` must be a list of strings, got one string")
+    texts = _strings("choice", value)
+    if not texts:
+        raise RequestError("`choice` is empty. hint: give the texts to choose from")
+    return texts
+
+
+def _schema_text(value: object) -> str:
+    """A JSON schema as text."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict):
+        hint = "pass `Model.model_json_schema()`" if isinstance(value, type) else "pass a dict"
+        raise RequestError(
+            f"`json` must be a JSON schema, as a dict or as text, got {type(value).__name__}. "
+            f"hint: {hint}"
+        )
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"the JSON schema cannot be written as JSON: {error}") from error
 
 
 def _number(name: str, value: object, low: float, high: float = math.inf) -> float:

@@ -84,11 +84,13 @@ def test_engines_are_opened_warm_and_closed(
     plans = make_plans({"a": {}, "b": {}})
     opened = [["open a", "a k=0", "a k=3"], ["open b", "b k=None"]]
     with EngineSet(plans, [[0, 3], [None]], placement) as engines:
+        assert set(engines.machines) == ({0, 1} if placement == "shared" else set())
         assert log == (opened[0] + opened[1] if placement == "shared" else [])
         log.clear()
         engines.get(0)
         engines.get(1)
         engines.get(1)
         engines.get(0)
+        assert set(engines.machines) == {0, 1}
     turns = [*opened[0], "close a", *opened[1], "close b", *opened[0], "close a"]
     assert log == (["close b", "close a"] if placement == "shared" else turns)

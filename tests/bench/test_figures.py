@@ -52,6 +52,7 @@ def test_figures_of_a_run() -> None:
     assert found.rows_per_pass == pytest.approx(5 / 4)
     assert (found.batched_tokens_per_step, found.budget_share) == (10, 0.1)
     assert found.cached_share == 0.25
+    assert found.drafting_share == 4 / 5  # rounds that drafted, of a sequence's decode steps
     assert found.num_same_outputs == 1
     # Per token: 0.1, 0.1 twice, 0.3, 0.1 three times, 0.4.
     assert found.inter_token_ms is not None
@@ -66,7 +67,7 @@ def test_one_token_a_request_has_no_gaps() -> None:
     alone = dataclasses.replace(RUN, gaps=Gaps(np.zeros(0), np.zeros(0, np.int64)))
     found = figures_of(dataclasses.replace(alone, num_decode_passes=0), 100, alone.token_ids)
     assert found.inter_token_ms is found.pause_ms is found.tokens_per_step is None
-    assert found.rows_per_pass is None
+    assert found.rows_per_pass is found.drafting_share is None
     assert summarise([found], [found]).inter_token_ms is None
 
 

@@ -27,6 +27,12 @@ def test_interval_of_order_statistics(count: int, rank: int) -> None:
     assert bounds_name(count) == "95% interval"
 
 
+def test_one_round_has_no_bounds() -> None:
+    found = spread([3.0])
+    assert (found.low, found.median, found.high) == (3, 3, 3)
+    assert bounds_name(1) == "spread unknown"
+
+
 def test_the_interval_covers_the_median() -> None:
     rng = random.Random(1)
     hits = 0

@@ -527,7 +527,7 @@ def test_the_cpu_can_be_asked_for(model: str, card: gpu.Gpu) -> None:
         ({"block_size": 0}, "between 1 and 1024, got 0"),
         ({"block_size": True}, "an integer, got True"),
         ({"max_num_seqs": "8"}, "an integer, got '8'"),
-        ({"max_num_seqs": 0}, "at least 1"),
+        ({"max_num_seqs": 0}, "between 1 and 65536"),
         ({"max_model_len": 1}, "at least 2"),
         ({"gpu_memory_utilization": 0}, "above 0 and at most 1"),
         ({"gpu_memory_utilization": 1.5}, "above 0 and at most 1"),
@@ -636,3 +636,41 @@ def test_numbers_in_words() -> None:
         "494.0 M",
         "7.0 B",
     ]
+
+
+# --- what is not silent on a CPU ---
+
+
+def test_what_is_for_gpus_is_noted_on_a_cpu(model: str, card: gpu.Gpu) -> None:
+    given = {"gpu_memory_utilization": 0.5, "enforce_eager": True, "latency_path": "on"}
+
+    def unused(report: CheckReport) -> set[str]:
+        return {s.name for s in report.settings if s.note == "unused on a CPU"}
+
+    on_cpu = check(model, device="cpu", **given)
+    assert on_cpu.ok
+    assert unused(on_cpu) == set(given)
+    assert any(warning.startswith("latency_path='on' has no") for warning in on_cpu.warnings)
+    assert unused(check(model, device="cpu")) == set()
+    on_gpu = check(model, device="cuda", **given)
+    assert unused(on_gpu) == set()
+    assert not any("latency_path" in warning for warning in on_gpu.warnings)
+
+
+def test_a_refused_value_hides_no_other_fault_and_is_not_resolved(model: str) -> None:
+    report = check(model, max_num_seqs=0, speculative_model="[ngram]", speculative_max_model_len=9)
+    assert [fault.argument for fault in report.faults] == [
+        "max_num_seqs",
+        "speculative_max_model_len",
+        "num_speculative_tokens",
+    ]
+    settings = {setting.name: setting for setting in report.settings}
+    assert settings["max_num_seqs"].value is None
+    assert settings["max_num_seqs"].note == "see the faults; the plan is made with 256"
+    assert report.to_text().startswith("Faults: 3\n  1. `max_num_seqs`")
+
+
+def test_what_is_wrong_is_not_called_missing(model: str) -> None:
+    report = check(model, speculative_model="[ngram]", num_speculative_tokens=0)
+    (fault,) = report.faults
+    assert "`num_speculative_tokens` must be at least 1" in fault.cause

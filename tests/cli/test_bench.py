@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.bench import rounds
 from paceline.bench.figures import Figures, figures_of
@@ -41,7 +42,7 @@ def test_draft_lengths_of_one_engine(capsys: pytest.CaptureFixture[str]) -> None
     assert [variant["name"] for variant in result["variants"]] == ["k=0", "k=2"]
     assert (result["num_rounds"], result["bounds"]) == (2, "min to max")
     assert result["placement"] == "shared"
-    assert result["machine"]["threads"] >= 1
+    assert [variant["threads"] for variant in result["variants"]] == [torch.get_num_threads()] * 2
     workload = result["workload"]
     assert (workload["num_requests"], workload["input_len"], workload["seed"]) == (6, "4-9", 0)
     for variant, k in zip(result["variants"], (0, 2), strict=True):
@@ -73,11 +74,91 @@ def test_the_temperature_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*SYNTHETIC, "--rounds", "1"]
     tables, result = bench(capsys, *argv)
     header = " ".join(tables.split())
-    assert "temperature 1, the default of the model (choose another with --temperature);" in header
+    nobody = "temperature 1, as neither the command nor the model names one (choose another with"
+    assert f"{nobody} --temperature);" in header
     assert result["workload"]["temperatures"] == [1]
     tables, result = bench(capsys, *argv, "--temperature", "0")
     assert "tokens, temperature 0 (greedy); prefix caching" in " ".join(tables.split())
     assert result["workload"]["temperatures"] == [0]
+
+
+def test_a_temperature_that_the_model_names_is_its_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    generation = tmp_path / "generation_config.json"
+    generation.write_text('{"temperature": 0.5, "do_sample": true}')
+    argv = [*SYNTHETIC, *ONCE, "--b", f"generation_config={tmp_path}"]
+    tables, result = bench(capsys, *argv, "--a", f"generation_config={tmp_path}")
+    header = " ".join(tables.split())
+    assert "temperature 0.5, the model's own (choose another with --temperature);" in header
+    assert result["workload"]["temperatures"] == [0.5]
+    tables, _ = bench(capsys, *argv)
+    header = " ".join(tables.split())
+    assert "temperatures 0.5 to 1, the model's own, or 1 where it names none (choose" in header
+
+
+@pytest.mark.parametrize(
+    ("limit", "threads", "processes"),
+    [(30_000_000, 1, "shared"), (30_000_000, 1, "separate"), (1_000_000, 2, "shared")],
+)
+def test_the_threads_are_those_of_the_engine(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    threads: int,
+    processes: str,
+) -> None:
+    """torch has two here; a tiny model runs on one of them."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("paceline.worker.threads._TEAM_PARAMETERS", limit)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        tables, result = bench(capsys, *SYNTHETIC, *ONCE, "--processes", processes)
+    finally:
+        torch.set_num_threads(before)
+    assert f" ({threads} of {result['machine']['cores']} cores), " in " ".join(tables.split())
+    assert [variant["threads"] for variant in result["variants"]] == [threads]
+
+
+def test_one_round_has_no_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    tables, result = bench(capsys, *SYNTHETIC, *DRAFTER, "--k", "0,2", *ONCE)
+    assert "\none round after a warm-up: spread unknown\n" in tables
+    assert result["bounds"] == "spread unknown"
+    assert " to " not in tables.partition("Speed")[2].partition("Latency")[0]
+    tables, _ = bench(capsys, *SYNTHETIC, *DRAFTER, "--k", "0,2", "--rounds", "2")
+    assert "2 rounds after a warm-up, interleaved: median (min to max);" in tables
+    assert tables.partition("Speed")[2].partition("Latency")[0].count(" to ") == 3
+
+
+def test_one_request(capsys: pytest.CaptureFixture[str]) -> None:
+    one = [*SMALL, "--num-requests", "1", "--input-len", "4", "--output-len", "1", *ONCE]
+    tables, _ = bench(capsys, *one, *DRAFTER, "--k", "0,1")
+    header = " ".join(tables.split())
+    assert "1 request a round, submitted at once: 4 prompt and 1 output token, " in header
+    assert tables.rstrip().endswith("The output was the same tokens in every run.")
+    tables, _ = bench(capsys, *one)
+    assert "same tokens" not in tables  # there was one run
+
+
+def test_drafts_that_are_rare_or_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ngram = [*SMALL, "--speculative-model", "[ngram]", "--k", "0,2", *ONCE, "--temperature", "0"]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt_token_ids": [5, 6, 7, 8], "logit_bias": {"9": 100}}')
+    run = [*ngram, "--file", str(file), "--ignore-eos", "--max-tokens"]
+    tables, result = bench(capsys, *run, "2")  # 9 9 repeats nothing before its last token
+    none = "No drafts proposed: k=2. Prompt lookup found nothing in the text that its last tokens"
+    assert none in " ".join(tables.split())
+    assert "Accepted drafts" not in tables
+    assert [variant["drafting_share"] for variant in result["variants"]] == [0, 0]
+    tables, result = bench(capsys, *run, "20")  # from the third 9 on there is something to repeat
+    assert "No drafts proposed" not in tables
+    share = result["variants"][1]["drafting_share"]
+    assert 0 < share < 1
+    batches = tables.partition("Batches\n")[2].splitlines()
+    assert batches[0].split()[:2] == ["tokens/step", "drafting"]
+    assert batches[1].split()[:3] == ["k=0", "1.00", "-"]
+    assert batches[2].split()[2] == f"{share * 100:.0f}%"
 
 
 def test_the_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,8 +318,18 @@ def test_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name, starts in (("k.png", b"\x89PNG"), ("k.svg", b"<?xml")):
         file = tmp_path / name
-        bench(capsys, *SYNTHETIC, *DRAFTER, "--k", "0,1", "--rounds", "1", "--plot", str(file))
+        argv = [*SYNTHETIC, *DRAFTER, "--k", "0,1", "--rounds", "2", "--temperature", "0"]
+        bench(capsys, *argv, "--plot", str(file))
         assert file.read_bytes().startswith(starts)
+    words = " ".join(re.findall(r"<!-- (.*?) -->", file.read_text()))  # svg notes each text
+    for says in (
+        "Draft length: 6 requests at once, temperature 0 (greedy)",
+        "tokens/s",
+        "times as fast as k=0, within a round",
+        "paceline/demo with paceline/demo-draft in float32",
+        "medians of 2 interleaved rounds, whiskers: min to max",
+    ):
+        assert says in words
 
 
 # ---- refused before anything loads ---------------------------------------------------------------
@@ -269,7 +360,7 @@ def _nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         ([*SMALL, "--a", "block_size=１６"], 2, "block_size: '１６' is not a whole number"),
         ([*SMALL, "--k", "0,x"], 2, "'0,x' is not a list of draft lengths"),
         ([*SMALL, "--k", "3,-1"], 2, "'3,-1' is not a list of draft lengths"),
-        ([*SMALL, "--a", "block_sise=3"], 1, "did you mean `block_size`?"),
+        ([*SMALL, "--a", "block_sise=3"], 1, "did you mean `--block-size`?"),
         ([*SMALL, "--a", "block_size"], 2, "'block_size' is not of the form name=value"),
         ([*SMALL, "--a", "block_size=x"], 2, "block_size: 'x' is not a whole number"),
         ([*SMALL, "--a", "enable_prefix_caching=1"], 2, "must be true or false, got '1'"),

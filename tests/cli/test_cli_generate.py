@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from paceline import LLM, SamplingParams
 from paceline.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -71,3 +73,41 @@ def test_a_request_the_engine_refuses(model: str, capsys: pytest.CaptureFixture[
     error = capsys.readouterr().err
     assert error.startswith("paceline: error: ")
     assert "Traceback" not in error
+
+
+def test_outputs_are_handed_over_when_they_finish(model: str) -> None:
+    taken: list[tuple[int, str]] = []
+    lengths = (40, 3, 20)
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
+    with LLM(model, max_num_seqs=4, dtype="float32") as llm:
+        outputs = llm.generate(
+            ["one", "two", "six"],
+            params,
+            use_tqdm=False,
+            on_output=lambda place, output: taken.append((place, output.outputs[0].text)),
+        )
+    assert [place for place, _ in taken] == [1, 2, 0]
+    assert dict(taken) == {place: one.outputs[0].text for place, one in enumerate(outputs)}
+
+
+def test_ctrl_c_keeps_what_is_finished(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "one", "max_tokens": n} for n in (2, 4000, 3)]
+    file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    argv = [sys.executable, "-m", "paceline.cli.main", "generate", model, "--file", str(file)]
+    process = subprocess.Popen(
+        [*argv, "--json", "--ignore-eos", "--max-num-seqs", "4"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever starts the tests in the background may have them ignore it, and so their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()  # while the second prompt still runs
+    process.send_signal(signal.SIGINT)
+    rest, error = process.communicate(timeout=60)
+    written = [json.loads(line)["index"] for line in [first, *rest.splitlines()]]
+    assert process.returncode == 130
+    assert written in ([0], [0, 2])  # as the signal may come before the third has finished
+    assert error == f"interrupted: {len(written)} of 3 written\n"

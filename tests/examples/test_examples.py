@@ -49,18 +49,38 @@ def test_speculation(
     run_example(monkeypatch, "speculation.py", *models)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "the same tokens"
-    assert lines[0].endswith("acceptance -")
-    rate = re.search(r"acceptance (\d+)%", lines[1])
-    assert rate is not None
-    assert 30 < int(rate[1]) < 100
+    seconds, ratios, rates = [], [], []
+    for line in lines[:3]:
+        found = re.search(r"([\d.]+) s, ([\d.]+) times as fast(?:, acceptance (\d+)%)?$", line)
+        assert found is not None
+        seconds.append(float(found[1]))
+        ratios.append(float(found[2]))
+        rates.append(found[3])
+    assert ratios[0] == 1.0
+    assert ratios[1] == pytest.approx(seconds[0] / seconds[1], rel=0.2)
+    assert rates[0] is None
+    assert 30 < int(rates[1]) < 100
 
 
 def test_chat(
     models: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nand again\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n\n  \nand again\n"))
     run_example(monkeypatch, "chat.py", models[0])
-    assert capsys.readouterr().out.count("\n> ") == 2
+    captured = capsys.readouterr()
+    assert captured.out.count("\n> ") == 2  # empty lines are no turns
+    assert "INFO" not in captured.err
+
+
+def test_a_chat_longer_than_the_context_begins_anew(
+    models: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 5000 + "\nhello\n"))
+    run_example(monkeypatch, "chat.py", models[0])
+    said = capsys.readouterr().out
+    assert said.count("[what was said so far is forgotten]") == 1
+    assert "max_model_len" in said
+    assert said.count("\n> ") == 2
 
 
 def test_every_example_is_short_and_run_here() -> None:

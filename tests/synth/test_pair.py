@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from small_shapes import TINY, plan_of
 
@@ -195,6 +198,30 @@ def test_a_run_that_fails_leaves_what_was_there(
     assert {
         file: file.read_bytes() for file in sorted(tmp_path.rglob("*")) if file.is_file()
     } == before
+
+
+def test_two_do_not_write_to_one_place(tmp_path: Path) -> None:
+    plan = plan_pair("tiny", "tiny", tmp_path / "out")
+    plan.out.mkdir()
+    handle = os.open(plan.out, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match=r"another process is writing models to .*hint: "):
+        write_pair(plan)
+    assert entries(plan.out) == []
+    os.close(handle)
+    assert len(write_pair(plan)) == 2
+
+
+def test_a_full_disk_is_an_error_of_the_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(pair, "save_file", full)
+    with pytest.raises(OSError, match=r"safetensors` could not be written: .*No space left"):
+        write_pair(plan_pair("tiny", "tiny", tmp_path / "out"))
+    assert entries(tmp_path / "out") == []
 
 
 def test_what_a_killed_run_left_is_cleared_away(tmp_path: Path) -> None:

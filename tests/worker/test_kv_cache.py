@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -70,3 +73,31 @@ def test_nothing_to_copy(arch: ModelArch) -> None:
     caches = allocate_kv_caches(arch, 1, 4, torch.float32, "cpu")
     copy_blocks(caches, [])
     assert not caches[0][0].any()
+
+
+def test_a_cpu_pool_takes_memory_when_it_is_written() -> None:
+    arch = parse_hf_config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 64,
+            "hidden_size": 256,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 512,
+        },
+        "config.json",
+    )
+
+    def resident() -> int:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * mmap.PAGESIZE
+
+    before = resident()
+    caches = allocate_kv_caches(arch, 4095, 16, torch.float32, "cpu")
+    size = 4096 * 16 * arch.kv_bytes_per_token(4)
+    assert size == 2**28
+    assert resident() - before < size // 4
+    caches[0][0].fill_(1.0)
+    assert resident() - before >= size // 5

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.bench.prepare import EnginePlan, Placement
+from paceline.config import EngineConfig
 from paceline.errors import EngineError, PacelineError
 from paceline.log import configure_logging
 
@@ -53,7 +54,7 @@ class LocalEngine:
         self._policy = None if max_k is None else ChosenLength(max_k)
         self._workload = plan.workload
         self._llm = LLM(policy=self._policy, disable_log_stats=True, **plan.arguments)
-        self.machine = describe_machine(plan.config.device)
+        self.machine = describe_machine(plan.config)
 
     def run(self, k: int | None) -> Run:
         from paceline.bench.measure import measure
@@ -157,7 +158,8 @@ class EngineSet:
         self._lengths = lengths
         self._placement = placement
         self._open: dict[int, Engine] = {}
-        self.machine: dict[str, Any] = {}  # of the engines opened so far; all run on the same
+        # By engine, of those opened so far: one machine, but each has threads of its own.
+        self.machines: dict[int, dict[str, Any]] = {}
 
     def get(self, index: int) -> Engine:
         """Engine ``index``, opened if it is not."""
@@ -167,7 +169,7 @@ class EngineSet:
             kind = LocalEngine if self._placement == "shared" else ChildEngine
             engine: Engine = kind(self._plans[index])
             self._open[index] = engine
-            self.machine = engine.machine
+            self.machines[index] = engine.machine
             for k in self._lengths[index]:
                 engine.run(k)
         return self._open[index]
@@ -195,10 +197,13 @@ class EngineSet:
         self.close()
 
 
-def describe_machine(device: str) -> dict[str, Any]:
-    """What this process runs on, as JSON: system, processor, threads, versions."""
+def describe_machine(config: EngineConfig) -> dict[str, Any]:
+    """What an engine in this process runs on, as JSON: system, processor, threads, versions."""
     import torch
 
+    from paceline.worker.threads import choose_threads
+
+    device = config.device
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else _cpu_name()
     return {
@@ -207,7 +212,10 @@ def describe_machine(device: str) -> dict[str, Any]:
         "device_name": name,
         "cpu": _cpu_name(),
         "cores": cores,
-        "threads": torch.get_num_threads(),
+        # Of the engine's passes: fewer than torch's for a tiny model.
+        "threads": choose_threads(config.model.arch)
+        if device == "cpu"
+        else torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

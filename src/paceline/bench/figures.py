@@ -38,6 +38,7 @@ class Figures:
     pause_ms: Percentiles | None  # the gaps themselves
     tokens_per_step: float | None  # committed by a sequence in a decode step
     rows_per_pass: float | None  # unfinished sequences in a decode pass
+    drafting_share: float | None  # of a sequence's decode steps, those that proposed a draft
     batched_tokens_per_step: float
     budget_share: float  # the same ÷ max_num_batched_tokens
     num_decode_passes: int
@@ -64,6 +65,7 @@ def figures_of(run: Run, token_budget: int, expected: Sequence[list[int]]) -> Fi
         pause_ms=_percentiles(gaps.seconds),
         tokens_per_step=float(gaps.num_tokens.mean()) if len(gaps.seconds) else None,
         rows_per_pass=len(gaps.seconds) / passes if passes else None,
+        drafting_share=_drafting_share(run),
         batched_tokens_per_step=batched,
         budget_share=batched / token_budget,
         num_decode_passes=passes,
@@ -74,6 +76,13 @@ def figures_of(run: Run, token_budget: int, expected: Sequence[list[int]]) -> Fi
         accepted_by_position=run.accepted_by_position.tolist(),
         num_same_outputs=sum(a == b for a, b in zip(run.token_ids, expected, strict=True)),
     )
+
+
+def _drafting_share(run: Run) -> float | None:
+    """A gap is a decode step of a sequence, but for the few that end in a recomputed prefill."""
+    steps = len(run.gaps.seconds)
+    drafts = int(run.proposed_by_position[0]) if len(run.proposed_by_position) else 0
+    return min(drafts / steps, 1.0) if steps else None
 
 
 def _percentiles(seconds: Float64Array) -> Percentiles | None:
@@ -123,6 +132,7 @@ class Summary:
     pause_ms: Percentiles | None
     tokens_per_step: float | None
     rows_per_pass: float | None
+    drafting_share: float | None
     batched_tokens_per_step: float
     budget_share: float
     num_decode_passes: float
@@ -154,6 +164,7 @@ def summarise(rounds: Sequence[Figures], baseline: Sequence[Figures]) -> Summary
         pause_ms=_median([one.pause_ms for one in rounds]),
         tokens_per_step=median(lambda one: one.tokens_per_step),
         rows_per_pass=median(lambda one: one.rows_per_pass),
+        drafting_share=median(lambda one: one.drafting_share),
         batched_tokens_per_step=number(lambda one: one.batched_tokens_per_step),
         budget_share=number(lambda one: one.budget_share),
         num_decode_passes=number(lambda one: one.num_decode_passes),

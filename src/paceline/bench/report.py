@@ -27,13 +27,14 @@ _PLACEMENTS = {
 class Result:
     """Everything measured, with what it takes to measure it again.
 
-    workload: what was asked for, as JSON. rounds: [rounds][variants], at least one round.
+    machines: what each plan's engine ran on, as JSON. workload: what was asked for, as JSON.
+    rounds: [rounds][variants], at least one round.
     """
 
     variants: Sequence[Variant]
     plans: Sequence[EnginePlan]
     placement: Placement
-    machine: dict[str, Any]
+    machines: Sequence[dict[str, Any]]
     workload: dict[str, Any]
     rounds: Sequence[Sequence[Figures]]
 
@@ -52,6 +53,11 @@ class Result:
             return f"temperatures {values[0]:g} to {values[-1]:g}"
         return f"temperature {values[0]:g}" + (" (greedy)" if values == [0] else "")
 
+    def threads(self) -> str:
+        """Of the engines' passes, in words."""
+        counts = sorted({machine["threads"] for machine in self.machines})
+        return " or ".join(map(str, counts))
+
     def summaries(self) -> list[Summary]:
         """One a variant."""
         count = len(self.variants)
@@ -66,12 +72,13 @@ def to_json(result: Result) -> dict[str, Any]:
     ):
         entry: dict[str, Any] = {"name": variant.name, "k": variant.k}
         entry["arguments"] = _arguments(result.plans[variant.engine], variant)
+        entry["threads"] = result.machines[variant.engine]["threads"]
         entry.update(asdict(summary))
         entry["rounds"] = [asdict(one) for one in result.of_variant(place)]
         variants.append(entry)
     return {
         "paceline": paceline.__version__,
-        "machine": result.machine,
+        "machine": {key: value for key, value in result.machines[0].items() if key != "threads"},
         "workload": {**result.workload, "temperatures": result.temperatures()},
         "num_rounds": len(result.rounds),
         "bounds": bounds_name(len(result.rounds)),
@@ -93,9 +100,9 @@ def to_text(result: Result) -> str:
     summaries = result.summaries()
     parts = [
         _header(result),
-        "Speed\n" + _speed(names, summaries),
+        "Speed\n" + _speed(names, summaries, spread_known=len(result.rounds) > 1),
         "Latency, ms\n" + _latency(names, summaries),
-        "Batches\n" + _batches(names, summaries),
+        "Batches\n" + _batches(result, summaries),
     ]
     if any(summary.acceptance.at_least for summary in summaries):
         parts.append(
@@ -108,30 +115,34 @@ def to_text(result: Result) -> str:
                 "text: measure on yours\nwith --file. A pair of `paceline synth` accepts at the "
                 "rate it was made with, on any text."
             )
-    parts.append(_outputs(result, names))
+    parts += filter(None, [_no_drafts(result, summaries), _outputs(result, names)])
     return "\n\n".join(parts)
 
 
 def _header(result: Result) -> str:
     first, work = result.plans[0], result.workload
-    machine = result.machine
+    machine = result.machines[0]
     lines = [
         f"{first.arguments['model']} in {first.config.model.dtype} on {machine['device_name']} "
-        f"({machine['threads']} of {machine['cores']} cores), Paceline {paceline.__version__}, "
+        f"({result.threads()} of {machine['cores']} cores), Paceline {paceline.__version__}, "
         f"torch {machine['torch']}"
     ]
     if len(result.plans) > 1:
         lines += _differences(result.plans)
     lines.append(
-        f"{work['num_requests']} requests a round, submitted at once: "
-        f"{work['num_prompt_tokens']} prompt and {result.rounds[0][0].num_tokens} output tokens, "
+        f"{_counted(work['num_requests'], 'request')} a round, submitted at once: "
+        f"{work['num_prompt_tokens']} prompt and "
+        f"{_counted(result.rounds[0][0].num_tokens, 'output token')}, "
         f"{result.temperature()}{_origin_of_temperature(result)}; {_prefix_caching(result)}"
     )
     count = len(result.rounds)
-    lines.append(
-        f"{count} round{'s' if count > 1 else ''} after a warm-up, interleaved: median "
-        f"({bounds_name(count)}); ratios are taken within each round"
-    )
+    if count == 1:
+        lines.append(f"one round after a warm-up: {bounds_name(count)}")
+    else:
+        lines.append(
+            f"{count} rounds after a warm-up, interleaved: median ({bounds_name(count)}); ratios "
+            "are taken within each round"
+        )
     if len(result.plans) > 1:
         lines.append(f"{len(result.plans)} engines, {_PLACEMENTS[result.placement]}")
     return "\n".join(
@@ -155,14 +166,21 @@ def _differences(plans: Sequence[EnginePlan]) -> list[str]:
 
 
 def _origin_of_temperature(result: Result) -> str:
-    """How to choose another one, where nobody chose it."""
+    """Who chose it, and how to choose another one, where the user did not."""
     if "temperature" in result.workload["sampling"]:
         return ""
     for plan in result.plans:
         default = SamplingParams(**plan.config.default_sampling).temperature
         if any(one.temperature != default for one in plan.workload.sampling):
             return ""  # lines of the file have their own
-    return ", the default of the model (choose another with --temperature)"
+    named = ["temperature" in plan.config.default_sampling for plan in result.plans]
+    if all(named):
+        origin = "the model's own"
+    elif any(named):
+        origin = f"the model's own, or {SamplingParams().temperature:g} where it names none"
+    else:
+        origin = "as neither the command nor the model names one"
+    return f", {origin} (choose another with --temperature)"
 
 
 def _prefix_caching(result: Result) -> str:
@@ -175,7 +193,7 @@ def _prefix_caching(result: Result) -> str:
     return f"prefix caching is on and warm: {found} of prompt tokens were found"
 
 
-def _speed(names: Sequence[str], summaries: Sequence[Summary]) -> str:
+def _speed(names: Sequence[str], summaries: Sequence[Summary], *, spread_known: bool) -> str:
     rows = []
     for place, (name, summary) in enumerate(zip(names, summaries, strict=True)):
         cells = [name, *_spread(summary.tokens_per_second, _rate)]
@@ -185,9 +203,12 @@ def _speed(names: Sequence[str], summaries: Sequence[Summary]) -> str:
             cells += _spread(summary.ratio, lambda value: f"{value:.3f}")
         rows.append([*cells, _rate(summary.requests_per_second)])
     header = ["", "tokens/s", "", f"vs {names[0]}", "", "requests/s"]
+    places = [0, 1, 2, 3, 4, 5]
     if len(names) == 1:
-        header, rows = [*header[:3], header[5]], [[*row[:3], row[5]] for row in rows]
-    return _table(header, rows)
+        places = [0, 1, 2, 5]
+    if not spread_known:
+        places = [place for place in places if place not in (2, 4)]
+    return _table([header[i] for i in places], [[row[i] for i in places] for row in rows])
 
 
 def _spread(value: Spread, text: Any) -> list[str]:
@@ -207,11 +228,11 @@ def _percentiles(value: Percentiles | None) -> list[str]:
     return ["-"] * 3 if value is None else [_digits(v) for v in (value.p50, value.p95, value.p99)]
 
 
-def _batches(names: Sequence[str], summaries: Sequence[Summary]) -> str:
+def _batches(result: Result, summaries: Sequence[Summary]) -> str:
     header = ["", "tokens/step", "rows", "batched tokens", "of budget", "passes", "preemptions"]
     rows = [
         [
-            name,
+            variant.name,
             _optional(one.tokens_per_step, 2),
             _optional(one.rows_per_pass, 1),
             f"{one.batched_tokens_per_step:.0f}",
@@ -219,9 +240,39 @@ def _batches(names: Sequence[str], summaries: Sequence[Summary]) -> str:
             f"{one.num_decode_passes:.0f}",
             f"{one.num_preemptions:.0f}",
         ]
-        for name, one in zip(names, summaries, strict=True)
+        for variant, one in zip(result.variants, summaries, strict=True)
     ]
+    shares = [
+        _percent(one.drafting_share) if _drafts(result, variant) else "-"
+        for variant, one in zip(result.variants, summaries, strict=True)
+    ]
+    if not {"-", "100"}.issuperset(shares):
+        header.insert(2, "drafting")
+        for row, share in zip(rows, shares, strict=True):
+            row.insert(2, share if share == "-" else f"{share}%")
     return _table(header, rows)
+
+
+def _drafts(result: Result, variant: Variant) -> bool:
+    """Whether a variant has been told to draft."""
+    plan = result.plans[variant.engine]
+    return plan.config.speculative is not None and variant.k != 0
+
+
+def _no_drafts(result: Result, summaries: Sequence[Summary]) -> str:
+    """The variants that were told to draft and never did; empty without any."""
+    idle = [
+        variant
+        for variant, summary in zip(result.variants, summaries, strict=True)
+        if _drafts(result, variant) and not summary.acceptance.at_least
+    ]
+    if not idle:
+        return ""
+    line = f"No drafts proposed: {', '.join(variant.name for variant in idle)}."
+    configs = [result.plans[variant.engine].config.speculative for variant in idle]
+    if all(config is not None and config.method == "ngram" for config in configs):
+        line += " Prompt lookup found nothing in the text that its last tokens repeat."
+    return textwrap.fill(line, WIDTH)
 
 
 def _acceptance(names: Sequence[str], summaries: Sequence[Summary]) -> str:
@@ -237,19 +288,32 @@ def _acceptance(names: Sequence[str], summaries: Sequence[Summary]) -> str:
 
 
 def _outputs(result: Result, names: Sequence[str]) -> str:
-    """Whether the variants gave the same tokens, which they should if the model is the same."""
+    """Whether the variants gave the same tokens, which they should if the model is the same.
+
+    Empty where there was one run, which has nothing to be the same as.
+    """
     count = result.workload["num_requests"]
+    if len(names) * len(result.rounds) == 1:
+        return ""
     fewest = [
         min(one.num_same_outputs for one in result.of_variant(place)) for place in range(len(names))
     ]
     if min(fewest) == count:
-        return f"All {count} outputs were the same tokens in every run."
+        outputs = "The output was" if count == 1 else f"All {count} outputs were"
+        return f"{outputs} the same tokens in every run."
     listed = ", ".join(
         f"{name} {same}" for name, same in zip(names, fewest, strict=True) if same < count
     )
-    line = f"Of {count} outputs, those with the tokens of {names[0]}'s first run (worst round): "
-    line += f"{listed}. With one model and one dtype, near-ties of rounding are the usual cause."
+    line = (
+        f"Of {_counted(count, 'output')}, those with the tokens of {names[0]}'s first run (worst "
+        f"round): {listed}. With one model and one dtype, near-ties of rounding are the usual "
+        "cause."
+    )
     return textwrap.fill(line, WIDTH)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _rate(value: float) -> str:

@@ -33,6 +33,8 @@ def spread(values: Sequence[float]) -> Spread:
 
 def bounds_name(num_rounds: int) -> str:
     """What the bounds of ``spread`` are, in words."""
+    if num_rounds == 1:
+        return "spread unknown"
     return "95% interval" if num_rounds >= ROUNDS_FOR_INTERVAL else "min to max"
 
 

@@ -6,6 +6,7 @@ Must not look at files or at the machine.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ _MAX_BLOCK_SIZE = 1024
 _INTEGERS: dict[str, tuple[int, int | None]] = {
     "seed": (-(2**63), 2**64 - 1),
     "max_model_len": (2, None),
-    "max_num_seqs": (1, None),
+    "max_num_seqs": (1, 65_536),
     "max_num_batched_tokens": (1, None),
     "block_size": (1, _MAX_BLOCK_SIZE),
     "kv_cache_memory_bytes": (1, None),
@@ -54,14 +55,18 @@ _NOT_HERE = (
 )
 
 
-def argument_faults(args: EngineArgs) -> list[Fault]:
-    """Every fault that needs no file and no machine to be seen."""
-    wrong_types = _type_faults(args)
-    return [
-        *wrong_types,
-        *_choice_faults(args),
-        *([] if wrong_types else _speculative_faults(args)),
-    ]
+def argument_faults(args: EngineArgs, known: Sequence[Fault] = ()) -> list[Fault]:
+    """Every fault that needs no file and no machine to be seen.
+
+    known: faults found before; arguments that they blame are not blamed again.
+    """
+    faults = [*_type_faults(args), *_choice_faults(args)]
+    blamed = {fault.argument for fault in (*known, *faults)}
+    if "speculative_model" not in blamed:
+        # Of arguments that are wrong by themselves nobody knows how they would go together.
+        rest = without_faulty(args, [*known, *faults])
+        faults += [fault for fault in _speculative_faults(rest) if fault.argument not in blamed]
+    return faults
 
 
 def _type_faults(args: EngineArgs) -> list[Fault]:
@@ -111,7 +116,7 @@ def _default(name: str) -> Any:
     return next(f.default for f in fields(EngineArgs) if f.name == name)
 
 
-def without_faulty(args: EngineArgs, faults: list[Fault]) -> EngineArgs:
+def without_faulty(args: EngineArgs, faults: Sequence[Fault]) -> EngineArgs:
     """A copy in which every argument to blame has its default."""
     names = {fault.argument for fault in faults} - {"", "model"}
     return replace(args, **{name: _default(name) for name in names})
@@ -167,6 +172,7 @@ def _speculative_faults(args: EngineArgs) -> list[Fault]:
             Fault(
                 f"`num_speculative_tokens` is missing for the drafter `{drafter}`",
                 "5 is a good start",
+                argument="num_speculative_tokens",
             )
         )
     low, high = lookup_lengths(args)

@@ -5,6 +5,7 @@ Must not decide anything.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
@@ -19,6 +20,7 @@ from paceline.latency.plan import plan as latency_plan
 # Of the smallest card that the latency path runs on; start-up asks the card itself.
 _FEWEST_SMS = 114
 _SHARED_MEMORY = 232_448
+_ONLY_ON_A_GPU = ("gpu_memory_utilization", "enforce_eager", "latency_path")
 
 
 def describe_facts(plan: Plan) -> list[Fact]:
@@ -131,16 +133,34 @@ def _latency_facts(plan: Plan, config: EngineConfig) -> list[Fact]:
     return facts
 
 
-def describe_settings(plan: Plan) -> list[Setting]:
-    """Every engine argument with what it resolved to."""
+def describe_settings(plan: Plan, blamed: Collection[str] = ()) -> list[Setting]:
+    """Every engine argument with what it resolved to.
+
+    blamed: arguments that are wrong by themselves; they resolved to nothing.
+    """
     if plan.config is None or plan.pool is None:
         return []
     resolved = _resolved_values(plan.args, plan.pool, plan.config)
+    notes = plan.notes if plan.gpu is not None else {**plan.notes, **_unused_notes(plan.args)}
     settings = []
     for f in fields(EngineArgs):
         value = resolved.get(f.name, getattr(plan.args, f.name))
-        settings.append(Setting(f.name, value, plan.notes.get(f.name, "")))
+        if f.name in blamed:
+            instead = "without it" if value is None else f"with {value}"
+            note = f"see the faults; the plan is made {instead}"
+            settings.append(Setting(f.name, None, note))
+        else:
+            settings.append(Setting(f.name, value, notes.get(f.name, "")))
     return settings
+
+
+def _unused_notes(args: EngineArgs) -> dict[str, str]:
+    """Notes on what was set, but is for GPUs, where the model runs on a CPU."""
+    return {
+        f.name: "unused on a CPU"
+        for f in fields(EngineArgs)
+        if f.name in _ONLY_ON_A_GPU and getattr(args, f.name) != f.default
+    }
 
 
 def _resolved_values(args: EngineArgs, pool: Pool, config: EngineConfig) -> dict[str, Any]:

@@ -29,10 +29,14 @@ class Fault:
 
     @classmethod
     def from_error(cls, error: PacelineError) -> Fault:
-        """The same fault as an error, whose message is ``cause. hint: ways out``."""
-        cause, _, hint = str(error).partition("hint:")
-        about_memory = isinstance(error, CapacityError)
-        return cls(cause.strip().removesuffix("."), hint.strip(), about_memory)
+        """The same fault as an error."""
+        return cls.from_message(str(error), about_memory=isinstance(error, CapacityError))
+
+    @classmethod
+    def from_message(cls, message: str, *, about_memory: bool = False, argument: str = "") -> Fault:
+        """A message is ``cause. hint: ways out``."""
+        cause, _, hint = message.partition("hint:")
+        return cls(cause.strip().removesuffix("."), hint.strip(), about_memory, argument)
 
     def __str__(self) -> str:
         return f"{self.cause}. hint: {self.hint}" if self.hint else self.cause
@@ -103,24 +107,27 @@ class CheckReport:
         }
 
     def to_text(self) -> str:
-        """An aligned table for people."""
+        """An aligned table for people, the faults first."""
         parts = []
+        if self.faults:
+            parts.append(self._faults_text())
         if self.facts:
             parts.append(_table([(f.label, f.text) for f in self.facts if f.label]))
         if self.settings:
             parts.append("Settings\n" + self.settings_text())
         if self.warnings:
             parts.append("Warnings\n" + "\n".join(f"  - {warning}" for warning in self.warnings))
-        if self.faults:
-            lines = [f"Faults: {len(self.faults)}"]
-            for number, fault in enumerate(self.faults, 1):
-                lines.append(f"  {number}. {fault.cause}")
-                if fault.hint:
-                    lines.append(f"     hint: {fault.hint}")
-            parts.append("\n".join(lines))
-        else:
+        if not self.faults:
             parts.append("OK: no fault found")
         return "\n\n".join(parts)
+
+    def _faults_text(self) -> str:
+        lines = [f"Faults: {len(self.faults)}"]
+        for number, fault in enumerate(self.faults, 1):
+            lines.append(f"  {number}. {fault.cause}")
+            if fault.hint:
+                lines.append(f"     hint: {fault.hint}")
+        return "\n".join(lines)
 
     def settings_line(self) -> str:
         """The resolved settings that have a value, in one line for a log."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline import hub
@@ -15,7 +16,7 @@ from paceline.check.arguments import argument_faults, without_faulty
 from paceline.check.describe import describe_facts, describe_settings
 from paceline.check.files import ModelFiles, Sources, attempt, read_sources
 from paceline.check.plan import Plan, make_plan
-from paceline.check.report import CheckReport, format_bytes
+from paceline.check.report import CheckReport, Fault, format_bytes
 from paceline.config import EngineConfig, ModelConfig
 from paceline.engine_args import EngineArgs
 from paceline.spec.vocab import check_pair
@@ -23,13 +24,14 @@ from paceline.spec.vocab import check_pair
 logger = logging.getLogger("paceline")
 
 
-def run_checks(args: EngineArgs) -> CheckReport:
+def run_checks(args: EngineArgs, known: Sequence[Fault] = ()) -> CheckReport:
     """Find every fault and work out the memory plan; loads nothing heavy.
 
-    A model on the hub is read by its JSON files and weight headers.
+    A model on the hub is read by its JSON files and weight headers. known: faults found before,
+    which come first in the report; the arguments that they blame have their defaults in ``args``.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as scratch:
-        return _examine(args, Path(scratch))
+        return _examine(args, known, Path(scratch))
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -79,10 +81,11 @@ def _downloaded(model: ModelConfig) -> ModelConfig:
     return dataclasses.replace(model, path=str(hub.download(model.name)))
 
 
-def _examine(args: EngineArgs, scratch: Path) -> CheckReport:
-    report = CheckReport(str(args.model), argument_faults(args))
+def _examine(args: EngineArgs, known: Sequence[Fault], scratch: Path) -> CheckReport:
+    report = CheckReport(str(args.model), [*known, *argument_faults(args, known)])
     if any(fault.argument == "model" for fault in report.faults):
         return report
+    blamed = {fault.argument for fault in report.faults} - {""}
     args = without_faulty(args, report.faults)  # so that the other faults are found too
     sources = read_sources(args, scratch, report.faults, report.warnings)
     if sources.drafter is not None and sources.target is not None:
@@ -91,9 +94,9 @@ def _examine(args: EngineArgs, scratch: Path) -> CheckReport:
         return report
     plan = make_plan(args, sources, sources.target)
     report.faults += plan.faults
-    report.warnings += [*plan.warnings, *_length_warnings(plan)]
+    report.warnings += [*plan.warnings, *_length_warnings(plan), *_cpu_warnings(plan)]
     report.facts = describe_facts(plan)
-    report.settings = describe_settings(plan)
+    report.settings = describe_settings(plan, blamed)
     report.config = plan.config if report.ok else None
     return report
 
@@ -135,3 +138,9 @@ def _length_warnings(plan: Plan) -> list[str]:
             "longer than that are decoded without drafts"
         )
     return warnings
+
+
+def _cpu_warnings(plan: Plan) -> list[str]:
+    if plan.gpu is not None or plan.args.latency_path != "on":
+        return []
+    return ["latency_path='on' has no effect: the model runs on the CPU, and the path is for GPUs"]

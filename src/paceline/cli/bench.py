@@ -40,8 +40,8 @@ from paceline.cli.flags import (
 )
 from paceline.cli.main import INTERRUPTED
 from paceline.cli.prompts import PromptItem, chat_warning, read_prompt_file
+from paceline.cli.requests import token_ids
 from paceline.config import EngineConfig
-from paceline.errors import RequestError
 from paceline.log import configure_logging
 from paceline.sampling_params import SamplingParams
 
@@ -107,7 +107,8 @@ def run(argv: Sequence[str]) -> int:
             raise
         status = INTERRUPTED
     workload = _describe_workload(options, sampling, seed, plans[0].workload)
-    result = Result(comparison.variants, plans, placement, engines.machine, workload, rounds)
+    machines = [engines.machines[place] for place in range(len(plans))]
+    result = Result(comparison.variants, plans, placement, machines, workload, rounds)
     if not options.json:
         print(to_text(result))
     if not options.no_json:
@@ -188,7 +189,10 @@ def _parser() -> Parser:
     )
     form.add_argument("--no-json", action="store_true", help="only the tables")
     group.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="draw draft length against tokens/s"
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw draft length against tokens/s, and their ratio to the first variant",
     )
     group.add_argument("--quiet", action="store_true", help="no progress, no warnings")
     add_engine_flags(parser)
@@ -298,24 +302,10 @@ def _file_workload(
     for item in items:
         params.append(item.sampling_with(defaults))
         with item.located():
-            prompts.append(_token_ids(item, tokenizer))
+            prompts.append(token_ids(item, tokenizer))
             check_request(prompts[-1], params[-1], config, tokenizer)
     places = [number % len(items) for number in range(count)]
     return Workload([prompts[i] for i in places], seeded([params[i] for i in places], seed))
-
-
-def _token_ids(item: PromptItem, tokenizer: Tokenizer | None) -> list[int]:
-    if item.token_ids is not None:
-        return item.token_ids
-    if tokenizer is None:
-        raise RequestError(
-            "the prompts are texts, but skip_tokenizer_init is set. hint: give JSON lines with "
-            "`prompt_token_ids`"
-        )
-    if item.messages is not None:
-        ids: list[int] = tokenizer.apply_chat_template(item.messages)
-        return ids
-    return tokenizer.encode(item.text or "")
 
 
 def _describe_workload(

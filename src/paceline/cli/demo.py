@@ -7,22 +7,23 @@ float32, so that equality can be checked token for token.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import random
-import statistics
 import sys
 from collections.abc import Sequence
 
-import torch
-
 from paceline import LLM, SamplingParams
+from paceline.bench.engines import describe_machine
 from paceline.bench.measure import ChosenLength, Run, measure
+from paceline.bench.spread import Spread, bounds_name, spread
+from paceline.cli.flags import Parser
 from paceline.log import configure_logging
 
 TARGET, DRAFTER = "paceline/demo", "paceline/demo-draft"
 LENGTHS = (0, 1, 3, 5, 8)
+SAMPLED_LENGTHS = (0, 3)  # at temperature 1, where fewer drafts are accepted
 ROUNDS = 3
+BATCHING_ROUNDS = 2
 PROMPTS = [
     'import os\n\n\ndef read_file(path):\n    """Return the content of a file."""\n',
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
@@ -39,23 +40,31 @@ Qwen/Qwen2.5-0.5B-Instruct; without a drafter of the same family, --speculative-
 
 def run(argv: Sequence[str]) -> int:
     """Run the demo; exit status 0, or 1 if speculation changed a text."""
-    parser = argparse.ArgumentParser(prog="paceline demo", description=__doc__.split("\n")[0])
+    parser = Parser(
+        prog="paceline demo",
+        description="The whole story in a minute, with the tiny trained pair in the package.",
+    )
     parser.add_argument("--verbose", action="store_true", help="show the engines' log lines too")
-    args = parser.parse_args(argv)
+    args = parser.parse(argv)
     configure_logging(logging.INFO if args.verbose else logging.WARNING)
-    # Models this small lose more by waking a second thread than it computes.
-    torch.set_num_threads(1)
-    print("Paceline demo: a 6.5M-parameter model of Python code and its 1.1M-parameter drafter.")
+    print("Paceline demo: a 6.5M-parameter model of Python code and its 1.1M-parameter drafter,")
     policy = ChosenLength(max(LENGTHS))
     with _open(
         speculative_model=DRAFTER, num_speculative_tokens=max(LENGTHS), policy=policy
     ) as llm:
+        machine = describe_machine(llm.engine.config)
+        threads = ""
+        if machine["device"] == "cpu":
+            threads = f", {machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
+        print(f"float32{threads}, on {machine['device_name']} ({machine['cores']} CPU cores).")
         _stream(llm, policy)
-        gain = _draft_lengths(llm, policy)
-        same = _same_text(llm, policy)
+        greedy = _rounds(llm, policy, LENGTHS, temperature=0)
+        sampled = _rounds(llm, policy, SAMPLED_LENGTHS, temperature=1)
+        _show_draft_lengths(greedy, sampled)
+        same = _same_text(greedy, sampled)
         target_ms = _decode_ms(llm, policy)
     _batching()
-    _cost(target_ms, gain)
+    _cost(target_ms, greedy, sampled)
     print(f"\n{NEXT}")
     return 0 if same else 1
 
@@ -76,76 +85,103 @@ def _heading(text: str) -> None:
 
 
 def _stream(llm: LLM, policy: ChosenLength) -> None:
-    _heading("One completion, streamed, k = 5")
+    sampling = SamplingParams(temperature=0.7, seed=4, max_tokens=64)
     policy.k = 5
+    _heading(f"One completion, streamed: k = 5, temperature {sampling.temperature:g}")
     print(PROMPTS[0], end="")
     shown = 0
-    for output in llm.stream(PROMPTS[0], SamplingParams(temperature=0.7, seed=4, max_tokens=64)):
+    for output in llm.stream(PROMPTS[0], sampling):
         text = output.outputs[0].text
         print(text[shown:], end="", flush=True)
         shown = len(text)
     print()
 
 
-def _draft_lengths(llm: LLM, policy: ChosenLength) -> float:
-    """The draft length table; returns the best gain over k = 0."""
-    _heading(f"Draft length vs tokens/s: one stream, greedy, median of {ROUNDS} interleaved rounds")
-    greedy = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-    runs: dict[int, list[Run]] = {k: [] for k in LENGTHS}
+# ---- draft lengths -------------------------------------------------------------------------------
+
+# Draft length -> rounds -> a run for each prompt.
+Measured = dict[int, list[list[Run]]]
+
+
+def _rounds(
+    llm: LLM, policy: ChosenLength, lengths: Sequence[int], *, temperature: float
+) -> Measured:
+    """Interleaved, so that a machine that grows slower hits every draft length alike."""
+    sampling = SamplingParams(temperature=temperature, seed=7, max_tokens=64, ignore_eos=True)
+    measured: Measured = {k: [] for k in lengths}
     for _ in range(ROUNDS):
-        for k in LENGTHS:
+        for k in lengths:
             policy.k = k
-            runs[k] += [measure(llm, [prompt], greedy) for prompt in PROMPTS]
-    print("  k  tokens/s  vs k = 0  tokens/pass  accepted by position")
-    gains = {}
-    plain = _speed(runs[0])
-    for k in LENGTHS:
-        gains[k] = _speed(runs[k]) / plain
-        passes = sum(r.num_decode_passes for r in runs[k])
-        # The first token of each completion comes from its prefill.
-        per_pass = sum(r.num_tokens - 1 for r in runs[k]) / passes
-        print(
-            f"  {k}  {_speed(runs[k]):8.0f}  {gains[k]:7.2f}x  {per_pass:11.2f}  "
-            f"{_positions(runs[k])}"
-        )
-    return max(gains.values())
+            measured[k].append([measure(llm, [prompt], sampling) for prompt in PROMPTS])
+    return measured
 
 
-def _speed(runs: list[Run]) -> float:
-    """Median tokens per second of the rounds, each over all prompts."""
-    size = len(PROMPTS)
-    rounds = [runs[i : i + size] for i in range(0, len(runs), size)]
-    return statistics.median(
-        sum(r.num_tokens for r in one) / sum(r.seconds for r in one) for one in rounds
+def _show_draft_lengths(greedy: Measured, sampled: Measured) -> None:
+    _heading(
+        f"Draft length vs tokens/s: one stream, median of {ROUNDS} interleaved rounds "
+        f"({bounds_name(ROUNDS)})"
     )
+    head = (
+        f"    k  {'tokens/s':22}  {'vs k = 0':20}  tokens/pass  accepted by position, % of drafts"
+    )
+    for temperature, measured in (("0 (greedy)", greedy), ("1", sampled)):
+        print(f"  temperature {temperature}")
+        print(head)
+        for k, rounds in measured.items():
+            speed = spread(_speeds(rounds))
+            gain = _gain(measured, k)
+            runs = [run for one in rounds for run in one]
+            # The first token of each completion comes from its prefill.
+            tokens = sum(run.num_tokens - 1 for run in runs)
+            per_pass = tokens / sum(run.num_decode_passes for run in runs)
+            speeds = f"{speed.median:.0f} ({speed.low:.0f} to {speed.high:.0f})"
+            gains = f"{gain.median:.2f}x ({gain.low:.2f} to {gain.high:.2f})" if k else "1"
+            row = f"    {k}  {speeds:22}  {gains:20}  {per_pass:11.2f}  {_positions(runs)}"
+            print(row.rstrip())
+    print("  Each ratio is taken within a round. Temperature 1 holds where nobody names another.")
 
 
-def _positions(runs: list[Run]) -> str:
-    """Accepted share by position over runs."""
-    width = max(len(r.proposed_by_position) for r in runs)
+def _speeds(rounds: list[list[Run]]) -> list[float]:
+    """Tokens per second of each round, over all prompts."""
+    return [sum(run.num_tokens for run in one) / sum(run.seconds for run in one) for one in rounds]
+
+
+def _gain(measured: Measured, k: int) -> Spread:
+    """How many times as fast as k = 0, taken within each round."""
+    pairs = zip(_speeds(measured[k]), _speeds(measured[0]), strict=True)
+    return spread([speed / plain for speed, plain in pairs])
+
+
+def _positions(runs: Sequence[Run]) -> str:
+    """Percent of the rounds that accepted a draft at each position, of those that proposed it."""
+    width = max(len(run.proposed_by_position) for run in runs)
     shares = []
     for i in range(width):
-        proposed = sum(r.proposed_by_position[i] for r in runs if len(r.proposed_by_position) > i)
-        accepted = sum(r.accepted_by_position[i] for r in runs if len(r.accepted_by_position) > i)
-        shares.append(f"{accepted / proposed:.2f}")
+        deep = [run for run in runs if len(run.proposed_by_position) > i]
+        proposed = sum(int(run.proposed_by_position[i]) for run in deep)
+        accepted = sum(int(run.accepted_by_position[i]) for run in deep)
+        shares.append(f"{accepted / proposed:.0%}"[:-1])
     return " ".join(shares)
 
 
-def _same_text(llm: LLM, policy: ChosenLength) -> bool:
+def _same_text(greedy: Measured, sampled: Measured) -> bool:
+    """Whether every run above gave the tokens of the first with k = 0."""
     _heading("Same text: speculation on and off, token for token")
     same = True
-    for temperature in (0.0, 1.0):
-        sampling = SamplingParams(temperature=temperature, seed=7, max_tokens=64, ignore_eos=True)
-        texts = []
-        for k in (0, 5):
-            policy.k = k
-            texts.append(measure(llm, PROMPTS, sampling).token_ids)
-        equal = texts[0] == texts[1]
+    for temperature, measured in ((0, greedy), (1, sampled)):
+        texts = [[run.token_ids for run in one] for rounds in measured.values() for one in rounds]
+        equal = all(text == texts[0] for text in texts)
         same &= equal
-        count = sum(len(ids) for ids in texts[0])
+        count = sum(len(ids) for run in texts[0] for ids in run)
+        lengths = ", ".join(str(k) for k in measured if k)
         verdict = "identical" if equal else "DIFFERENT: please report this"
-        print(f"  temperature {temperature:g}: {count} tokens with k = 0 and k = 5 are {verdict}")
+        print(
+            f"  temperature {temperature}: {count} tokens with k = 0 and k = {lengths}: {verdict}"
+        )
     return same
+
+
+# ---- batching and costs --------------------------------------------------------------------------
 
 
 def _batching() -> None:
@@ -157,16 +193,28 @@ def _batching() -> None:
     )
     sampling = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
     prompts = [PROMPTS[i % 2] for i in range(len(lengths))]
-    speeds = {}
-    for batching in ("static", "continuous"):
-        with _open(batching=batching) as llm:
-            result = measure(llm, prompts, sampling)
-        speeds[batching] = result.tokens_per_second
+    runs: dict[str, list[Run]] = {"static": [], "continuous": []}
+    # Both are open at once, so neither may take what memory there is.
+    pool_bytes = 128 * 1024**2
+    with (
+        _open(batching="static", kv_cache_memory_bytes=pool_bytes) as static,
+        _open(batching="continuous", kv_cache_memory_bytes=pool_bytes) as continuous,
+    ):
+        for _ in range(BATCHING_ROUNDS):
+            runs["static"].append(measure(static, prompts, sampling))
+            runs["continuous"].append(measure(continuous, prompts, sampling))
+    for batching, found in runs.items():
+        speed = spread([run.tokens_per_second for run in found])
         print(
-            f"  {batching:10}  {result.tokens_per_second:6.0f} tokens/s in "
-            f"{result.num_decode_passes} decode passes"
+            f"  {batching:10}  {speed.low:.0f} to {speed.high:.0f} tokens/s in "
+            f"{found[0].num_decode_passes} decode passes"
         )
-    print(f"  continuous is {speeds['continuous'] / speeds['static']:.2f}x static")
+    pairs = zip(runs["continuous"], runs["static"], strict=True)
+    gain = spread([one.tokens_per_second / other.tokens_per_second for one, other in pairs])
+    print(
+        f"  continuous is {gain.median:.2f} times ({gain.low:.2f} to {gain.high:.2f}) as fast as "
+        f"static, in {BATCHING_ROUNDS} interleaved rounds"
+    )
 
 
 def _decode_ms(llm: LLM, policy: ChosenLength) -> float:
@@ -177,24 +225,36 @@ def _decode_ms(llm: LLM, policy: ChosenLength) -> float:
     return best / 33 * 1e3
 
 
-def _cost(target_ms: float, gain: float) -> None:
-    _heading("What a draft costs")
+def _cost(target_ms: float, greedy: Measured, sampled: Measured) -> None:
+    _heading("What a draft costs, and whether it paid")
     with _open(DRAFTER) as drafter:
         drafter_ms = _decode_ms(drafter, ChosenLength(0))
     ratio = target_ms / drafter_ms
     print(
-        f"  one step at one row: target {target_ms:.1f} ms, drafter {drafter_ms:.1f} ms, "
-        f"ratio {ratio:.1f}"
+        f"  one step at one row, best of 3: target {target_ms:.1f} ms, drafter {drafter_ms:.1f} "
+        f"ms, ratio {ratio:.1f}"
     )
-    if gain < WORTHWHILE:
+    best = max((k for k in greedy if k), key=lambda k: _gain(greedy, k).median)
+    gain = _gain(greedy, best)
+    print(f"  {verdict('temperature 0', best, gain)}")
+    for k in SAMPLED_LENGTHS[1:]:
+        print(f"  {verdict('temperature 1', k, _gain(sampled, k))}")
+    if gain.median < WORTHWHILE:
         print(
-            f"  Speculation gained only {gain:.2f}x here. It pays when drafting k tokens costs "
-            "much less than\n  the passes it saves: a target step should cost at least 5 drafter "
-            f"steps, here {ratio:.1f};\n  and a busy machine stalls many short steps more than few "
-            "long ones. Try again when it is idle."
+            "  Speculation pays when drafting k tokens costs much less than the passes it saves: "
+            "a target\n  step should cost at least 5 drafter steps, here "
+            f"{ratio:.1f}; and a busy machine stalls many short\n  steps more than few long ones. "
+            "Try again when it is idle."
         )
-    else:
-        print(f"  speculation gained {gain:.2f}x at its best draft length")
+
+
+def verdict(where: str, k: int, gain: Spread) -> str:
+    """One line: faster, slower, or that the rounds disagree. gain: over k = 0."""
+    bounds = f"{gain.low:.2f} to {gain.high:.2f}"
+    found = f"{where}: k = {k} is {gain.median:.2f} times ({bounds}) as fast as k = 0"
+    if gain.low <= 1 <= gain.high:
+        return f"{found}: the rounds disagree on whether it pays"
+    return f"{found}: {'a gain' if gain.low > 1 else 'a loss'} in every round"
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ _SAMPLING_HELP = {
     "prompt_logprobs": "the same for the tokens of the prompt",
     "logit_bias": 'JSON object of token id to bias, such as {"5": -100}',
     "skip_special_tokens": "leave special tokens out of the text",
+    "structured_outputs": 'what the text must look like, such as {"regex": "[0-9]+"}; also json, '
+    "choice, grammar, json_object",
 }
 _SAMPLING_DEFAULTS = {"seed": None, "max_tokens": None}  # not SamplingParams' own here
 
@@ -109,7 +111,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         elif f.name == "stop_token_ids":
             options["type"] = _id_list
             options["metavar"] = "IDS"
-        elif f.name == "logit_bias":
+        elif f.name in ("logit_bias", "structured_outputs"):
             options["type"] = _json_object
             options["metavar"] = "JSON"
         flag = "--sampling-seed" if f.name == "seed" else _flag(f.name)

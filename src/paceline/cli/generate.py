@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import logging
 import sys
 import time
@@ -18,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.check import print_report
 from paceline.cli.flags import Parser, add_engine_flags, add_sampling_flags, given
-from paceline.cli.main import print_error
+from paceline.cli.main import INTERRUPTED, print_error
+from paceline.cli.output import OutputWriter
 from paceline.cli.prompts import PromptItem, chat_warning, read_prompt_file, read_prompts
+from paceline.cli.requests import check_items
 from paceline.engine_args import EngineArgs
+from paceline.errors import EngineError
 from paceline.log import configure_logging
 from paceline.outputs import RequestOutput
 from paceline.sampling_params import SamplingParams
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_ONLY_IN_JSON = ("logprobs", "prompt_logprobs")
 # The library's 16 tokens are vLLM's default; on a command line they look like a broken model.
 _MAX_TOKENS = 256
 
@@ -50,7 +53,8 @@ def run(argv: Sequence[str]) -> int:
     items = _items(parser, namespace)
     for item in items:
         item.sampling_with(sampling)
-    watched = _announce(namespace, engine, items)
+    check_items(engine, items, sampling)
+    watched = _announce(namespace, engine, items, sampling)
     from paceline.llm import LLM  # torch
 
     with LLM(**engine) as llm:
@@ -61,14 +65,7 @@ def run(argv: Sequence[str]) -> int:
         alone = len(items) == 1 and params[0].n == 1
         if alone and not namespace.json and sys.stdout.isatty():
             return _stream(llm, items[0], params[0], summary=watched)
-        prompts = [_prompt(llm, item) for item in items]
-        outputs = llm.generate(prompts, params, use_tqdm=watched)
-    for index, (item, output) in enumerate(zip(items, outputs, strict=True)):
-        if namespace.json:
-            print(json.dumps(_as_json(index, item, output), ensure_ascii=False))
-        else:
-            _print_text(index, len(items), output)
-    return _report_failures(outputs)
+        return _write_all(llm, items, params, as_json=namespace.json, bar=watched)
 
 
 def _parser() -> Parser:
@@ -112,7 +109,10 @@ def _items(parser: Parser, namespace: argparse.Namespace) -> list[PromptItem]:
 
 
 def _announce(
-    namespace: argparse.Namespace, engine: dict[str, Any], items: Sequence[PromptItem]
+    namespace: argparse.Namespace,
+    engine: dict[str, Any],
+    items: Sequence[PromptItem],
+    sampling: dict[str, Any],
 ) -> bool:
     """Set up the log and say what begins; whether someone watches standard error."""
     level = logging.INFO if namespace.verbose else logging.WARNING
@@ -120,6 +120,9 @@ def _announce(
     warning = chat_warning(engine["model"], items)
     if warning is not None:
         logger.warning("%s", warning)
+    unseen = [] if namespace.json else [name for name in _ONLY_IN_JSON if name in sampling]
+    for name in unseen:
+        logger.warning("--%s is not shown in text. hint: add --json", name.replace("_", "-"))
     # Whoever sends standard error to a file wants warnings there, not progress.
     watched = sys.stderr.isatty() and not namespace.quiet
     if watched:
@@ -141,6 +144,33 @@ def _prompt(llm: LLM, item: PromptItem) -> Any:
             token_ids = llm.get_tokenizer().apply_chat_template(item.messages)
         return {"prompt_token_ids": token_ids}
     return item.text if item.text is not None else {"prompt_token_ids": item.token_ids}
+
+
+def _write_all(
+    llm: LLM,
+    items: Sequence[PromptItem],
+    params: Sequence[SamplingParams],
+    *,
+    as_json: bool,
+    bar: bool,
+) -> int:
+    """Write every output, in order, as soon as it and those before it have finished.
+
+    After an interruption, or if the engine fails, those that wait for an earlier one follow: each
+    says which prompt it belongs to.
+    """
+    writer = OutputWriter(items, as_json=as_json)
+    prompts = [_prompt(llm, item) for item in items]
+    try:
+        outputs = llm.generate(prompts, params, use_tqdm=bar, on_output=writer.take)
+    except KeyboardInterrupt:
+        writer.write_rest()
+        print(f"interrupted: {writer.count} of {len(items)} written", file=sys.stderr)
+        return INTERRUPTED
+    except EngineError:
+        writer.write_rest()
+        raise
+    return _report_failures(outputs)
 
 
 def _stream(llm: LLM, item: PromptItem, params: SamplingParams, *, summary: bool) -> int:
@@ -174,54 +204,6 @@ def _summary(output: RequestOutput, to_first: float, total: float) -> str:
     if rate is not None:
         parts.append(f"acceptance {rate:.2f}")
     return f"[{', '.join(parts)}, {output.outputs[0].finish_reason}]"
-
-
-def _print_text(index: int, count: int, output: RequestOutput) -> None:
-    for one in output.outputs:
-        if count > 1 or len(output.outputs) > 1:
-            part = f", output {one.index + 1} of {len(output.outputs)}"
-            print(f"==> prompt {index + 1} of {count}{part if len(output.outputs) > 1 else ''} <==")
-        print(one.text)
-
-
-def _as_json(index: int, item: PromptItem, output: RequestOutput) -> dict[str, Any]:
-    drafts = output.metrics.speculative_decoding
-    return {
-        "index": index,
-        "prompt": item.text,
-        "messages": item.messages,
-        "prompt_token_ids": output.prompt_token_ids,
-        "outputs": [
-            {
-                "index": one.index,
-                "text": one.text,
-                "token_ids": one.token_ids,
-                "finish_reason": one.finish_reason,
-                "stop_reason": one.stop_reason,
-                "cumulative_logprob": one.cumulative_logprob,
-                "logprobs": _positions(one.logprobs),
-            }
-            for one in output.outputs
-        ],
-        "prompt_logprobs": _positions(output.prompt_logprobs),
-        "error": output.error,
-        "metrics": {
-            "num_cached_tokens": output.metrics.num_cached_tokens,
-            "num_preemptions": output.metrics.num_preemptions,
-            "num_draft_tokens": drafts.num_draft_tokens,
-            "num_accepted_tokens": drafts.num_accepted_tokens,
-        },
-    }
-
-
-def _positions(logprobs: Sequence[dict[int, Any] | None] | None) -> list[Any] | None:
-    """Logprobs as JSON: a list over positions of objects by token id."""
-    if logprobs is None:
-        return None
-    return [
-        None if one is None else {str(token): value._asdict() for token, value in one.items()}
-        for one in logprobs
-    ]
 
 
 def _report_failures(outputs: Sequence[RequestOutput]) -> int:

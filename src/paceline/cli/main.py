@@ -23,6 +23,7 @@ from paceline.errors import PacelineError
 COMMANDS = {
     "demo": "the whole story in a minute, with the tiny pair in the package",
     "generate": "complete prompts from arguments, a file or standard input",
+    "serve": "an OpenAI-compatible server; the engine in a process of its own",
     "check": "find every fault and show the memory plan; loads nothing",
     "bench": "compare draft lengths, batching or any engine argument, measured in rounds",
     "synth": "write a target and drafter of any published shape, with no download",
@@ -35,23 +36,13 @@ OUTPUT_CLOSED = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's). Returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_help())
-        return 0 if arguments else 2
-    name = arguments[0]
-    if name in ("-V", "--version"):
-        print(f"paceline {__version__}")
-        return 0
-    if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean `{close[0]}`?" if close else f"commands: {', '.join(COMMANDS)}"
-        print_error(f"unknown command `{name}`. hint: {hint}")
-        return 2
     if not _prepare_streams():
         return 2
     try:
-        status: int = importlib.import_module(f"paceline.cli.{name}").run(arguments[1:])
-        sys.stdout.flush()
+        try:
+            return _dispatch(arguments)
+        finally:  # also when a parser has printed its help and ends the process
+            sys.stdout.flush()
     except PacelineError as error:
         print_error(str(error))
         return 1
@@ -64,6 +55,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             return OUTPUT_CLOSED
         print_error(f"output or input failed: {error}")
         return 1
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if arguments else 2
+    name = arguments[0]
+    if name in ("-V", "--version"):
+        print(f"paceline {__version__}")
+        return 0
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean `{close[0]}`?" if close else f"commands: {', '.join(COMMANDS)}"
+        print_error(f"unknown command `{name}`. hint: {hint}")
+        return 2
+    status: int = importlib.import_module(f"paceline.cli.{name}").run(arguments[1:])
     return status
 
 
@@ -85,7 +92,13 @@ def print_error(message: str) -> None:
         cause, _, hint = line.partition(" hint: ")
         print(f"paceline: error: {cause}" if number == 0 else cause, file=sys.stderr)
         if hint:
-            print(f"  hint: {hint}", file=sys.stderr)
+            print(f"  hint: {_with_flags(hint)}", file=sys.stderr)
+
+
+def _with_flags(hint: str) -> str:
+    from paceline.cli.spelling import with_flags
+
+    return with_flags(hint)
 
 
 def _help() -> str:

@@ -128,6 +128,7 @@ class RowTable:
             seed=request.seed,
             sample_index=sequence.index,
             block_ids=self.blocks(row),
+            grammar=sequence.grammar,
         )
 
     def release(self, row: int) -> None:

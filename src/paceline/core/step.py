@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.arrays import BoolArray, Int32Array, Int64Array, TokenLogprobs
+from paceline.request import TokenGrammar
 from paceline.sampling_params import SamplingParams
 
-__all__ = ["ModelRunnerOutput", "NewRow", "SchedulerOutput", "TokenLogprobs"]
+__all__ = ["ModelRunnerOutput", "NewRow", "SchedulerOutput", "TokenGrammar", "TokenLogprobs"]
 
 
 def _empty() -> Int32Array:
@@ -39,6 +40,7 @@ class NewRow:
     seed: int  # 64-bit, of the request
     sample_index: int  # which of the request's n
     block_ids: list[int]
+    grammar: TokenGrammar | None = None  # what the output must look like, None if that is free
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.arrays import Int32Array
 from paceline.config import GPU_MAX_LOGIT_BIAS, GPU_MAX_STOP_IDS, EngineConfig
+from paceline.engine.structured import StructuredOutputs
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import RequestError
 from paceline.request import Request
@@ -33,6 +34,9 @@ class Admission:
         if tokenizer is not None:
             ids.update(tokenizer.stop_token_ids)
         self.eos_token_ids = frozenset(i for i in ids if 0 <= i < vocab_size)
+        self.structured: StructuredOutputs | None = None
+        if tokenizer is not None:
+            self.structured = StructuredOutputs(tokenizer, vocab_size, self.eos_token_ids)
 
     def make_request(
         self, request_id: str, prompt: Prompt, sampling: SamplingParams, *, stream: bool = False
@@ -46,7 +50,7 @@ class Admission:
         sampling = dataclasses.replace(sampling)
         text, ids = self._tokenise(prompt)
         self._check_sampling(sampling)
-        return Request(
+        request = Request(
             request_id=request_id,
             prompt_token_ids=ids,
             sampling=sampling,
@@ -55,6 +59,20 @@ class Admission:
             eos_token_ids=self.eos_token_ids,
             stream=stream,
         )
+        if sampling.structured_outputs is not None:
+            self._set_grammars(request)
+        return request
+
+    def _set_grammars(self, request: Request) -> None:
+        """Give every sequence its grammar; waits for the compiler if nobody did before."""
+        if self.structured is None:
+            raise RequestError(
+                "structured outputs need a tokenizer, but skip_tokenizer_init is set. hint: start "
+                "without it"
+            )
+        grammars = self.structured.sequence_grammars(request.sampling)
+        for sequence, grammar in zip(request.sequences, grammars, strict=True):
+            sequence.grammar = grammar
 
     def _tokenise(self, prompt: Prompt) -> tuple[str | None, Int32Array]:
         text: str | None = None

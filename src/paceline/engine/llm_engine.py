@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from paceline.config import EngineConfig
 from paceline.core.runner import Runner
@@ -19,12 +22,14 @@ from paceline.engine.log_stats import StatsLogger
 from paceline.engine.output_processor import OutputProcessor
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import EngineError, RequestError
-from paceline.outputs import RequestOutput
-from paceline.request import Request
+from paceline.outputs import CompletionOutput, Logprob, RequestOutput
+from paceline.request import Request, Sequence
 from paceline.sampling_params import SamplingParams
 from paceline.spec.policy import DraftLengthPolicy, make_policy
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class LLMEngine:
@@ -84,6 +89,16 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
+    def prepare(self, sampling: SamplingParams) -> Future[Any] | None:
+        """Start what a request needs before it can be made, in a thread: compile its grammar.
+
+        ``make_request`` waits for it too, but then nothing else runs. None where there is nothing
+        to wait for. May be called from any thread; the future raises RequestError where
+        ``make_request`` would.
+        """
+        structured = self._admission.structured
+        return None if structured is None else structured.prepare(sampling)
+
     def make_request(
         self, request_id: str, prompt: Prompt, sampling: SamplingParams, *, stream: bool = False
     ) -> Request:
@@ -115,16 +130,37 @@ class LLMEngine:
         self.core.scheduler.abort(request)
         return self._collect(self.core.scheduler.take_events())
 
+    def drop_request(self, request_id: str) -> None:
+        """As ``abort_request``, for a caller who wants none of its output."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.core.scheduler.abort(request)
+            self._take(self.core.scheduler.take_events())
+            self._outputs.forget(request)
+
     def step(self) -> list[RequestOutput]:
         """Run one step; outputs of requests that finished, and of streaming ones that grew.
 
         Raises EngineError if the step failed: every unfinished request is then lost, and the engine
         is empty and usable again.
         """
+        return self._step(self._collect)
+
+    def step_gained(self) -> list[tuple[Sequence, CompletionOutput]]:
+        """As ``step``, but what each streaming or ended sequence has gained in this step.
+
+        A request is followed either by this or by ``step``.
+        """
+        return self._step(self._collect_gained)
+
+    def prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:
+        """One entry a prompt token, once the first output token is there; None if not asked for."""
+        return self._outputs.prompt_logprobs(request)
+
+    def _step(self, collect: Callable[[StepEvents], T]) -> T:
         self._check_open()
         try:
-            events = self.core.step()
-            outputs = self._collect(events)
+            collected = collect(self.core.step())
         except BaseException as error:
             dropped = len(self._requests)
             self._start()
@@ -136,16 +172,28 @@ class LLMEngine:
             ) from error
         if self._log_stats:
             self._stats_logger.tick()
-        return outputs
+        return collected
 
     def _collect(self, events: StepEvents) -> list[RequestOutput]:
+        touched = {
+            sequence.request.request_id: sequence.request
+            for sequence in self._take(events)
+            if sequence.request.finished or sequence.request.stream
+        }
+        return [self._outputs.output(request) for request in touched.values()]
+
+    def _collect_gained(self, events: StepEvents) -> list[tuple[Sequence, CompletionOutput]]:
+        return [(sequence, self._outputs.gained(sequence)) for sequence in self._take(events)]
+
+    def _take(self, events: StepEvents) -> list[Sequence]:
+        """Take note of events; the sequences that grew (streaming ones) or ended."""
         now = time.monotonic()
-        touched: dict[str, Request] = {}
+        touched: dict[Sequence, None] = {}
         for request in events.first_tokens:
             request.first_token_time = request.first_token_time or now
         for sequence, token_ids in events.streamed:
             self._outputs.extend(sequence, token_ids)
-            touched[sequence.request.request_id] = sequence.request
+            touched[sequence] = None
         for sequence in events.finished:
             request = sequence.request
             self._outputs.finish(sequence)
@@ -154,9 +202,8 @@ class LLMEngine:
             if request.finished:
                 request.finished_time = now
                 self._requests.pop(request.request_id, None)
-            if request.finished or request.stream:
-                touched[request.request_id] = request
-        return [self._outputs.output(request) for request in touched.values()]
+            touched[sequence] = None
+        return list(touched)
 
     def close(self) -> None:
         """Free the model and the KV pool; unfinished requests are dropped."""

@@ -23,6 +23,8 @@ class _Text:
 
     text: SequenceText | None
     token_ids: list[int] = field(default_factory=list)  # reported so far, while it streams
+    num_gained: int = 0  # of these, returned by ``gained``
+    num_logprobs: int = 0  # parts of the sequence's logprobs returned by ``gained``
 
 
 class OutputProcessor:
@@ -86,12 +88,34 @@ class OutputProcessor:
             outputs=[self._completion(sequence) for sequence in request.sequences],
             finished=request.finished,
             metrics=_metrics(request),
-            prompt_logprobs=self._prompt_logprobs(request),
+            prompt_logprobs=self.prompt_logprobs(request),
             error=next((s.error for s in request.sequences if s.error is not None), None),
         )
         if request.finished:
             self.forget(request)
         return result
+
+    def gained(self, sequence: Sequence) -> CompletionOutput:
+        """What one sequence has gained since the last call, instead of all of it.
+
+        For callers who send every token on once: its cost does not grow with the output. An ended
+        sequence is forgotten, so a request is read either so or by ``output``.
+        """
+        kept = self._texts[sequence]
+        completion = CompletionOutput(
+            index=sequence.index,
+            text="" if kept.text is None else kept.text.next_delta(),
+            token_ids=kept.token_ids[kept.num_gained :],
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+        )
+        kept.num_gained = len(kept.token_ids)
+        if sequence.request.sampling.logprobs is not None:
+            completion.logprobs = self._entries(sequence.logprobs[kept.num_logprobs :])
+            kept.num_logprobs = len(sequence.logprobs)
+        if sequence.finished:
+            del self._texts[sequence]
+        return completion
 
     def forget(self, request: Request) -> None:
         """Drop a request's texts."""
@@ -116,7 +140,8 @@ class OutputProcessor:
             )
         return completion
 
-    def _prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:
+    def prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:
+        """One entry a prompt token, the first None; None if they were not asked for."""
         if request.sampling.prompt_logprobs is None:
             return None
         return [None, *self._entries(request.sequences[0].prompt_logprobs)]

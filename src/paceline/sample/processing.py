@@ -1,4 +1,4 @@
-"""Logits processing before temperature: vocabulary limit, min_tokens, bias, penalties.
+"""Logits processing before temperature: grammar masks, min_tokens, bias, penalties.
 
 Each feature gathers, changes and scatters only the few entries it concerns, for all rows in one go.
 The k + 1 verify positions of a row see what token-by-token decoding would have seen: the context of
@@ -38,6 +38,22 @@ def process_logits(
     if counted.size:
         order = counted[np.lexsort((positions[counted], rows[counted]))]
         _apply_penalties(logits, rows, positions, order, state)
+
+
+def mask_disallowed(logits: torch.Tensor, indices: Int64Array, words: Int32Array) -> None:
+    """Put -inf where a grammar allows no token, in place.
+
+    Args:
+        logits: [M, V] float32.
+        indices: [A] which of the M.
+        words: [A, >= ceil(V / 32)]: bit i % 32 of word i // 32 says whether id i may be sampled.
+    """
+    vocab = logits.shape[1]
+    as_bytes = np.ascontiguousarray(~words, "<i4").view(np.uint8)
+    bits = np.unpackbits(as_bytes, axis=1, count=vocab, bitorder="little")
+    forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
+    for place, index in enumerate(indices.tolist()):
+        logits[index].masked_fill_(forbidden[place], -torch.inf)
 
 
 def _scatter_index(

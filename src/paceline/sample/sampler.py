@@ -13,11 +13,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from paceline.arrays import Int64Array
+from paceline.arrays import Int32Array, Int64Array
 from paceline.sample import rows as row_flags
 from paceline.sample.choose import Choice, argmax, choose_full, choose_pruned
 from paceline.sample.noise import noise_keys, token_mix
-from paceline.sample.processing import process_logits
+from paceline.sample.processing import mask_disallowed, process_logits
 from paceline.sample.rows import SamplingRows
 
 
@@ -50,6 +50,7 @@ class Sampler:
         state: SamplingRows,
         *,
         truncate: bool = True,
+        allowed: tuple[Int64Array, Int32Array] | None = None,
     ) -> torch.Tensor:
         """Sample one token for each of M positions.
 
@@ -60,6 +61,7 @@ class Sampler:
             positions: [M] absolute position p of the token to sample: its context is
                 ``history[row, :p]``.
             truncate: False leaves out top_k, top_p and min_p (for a drafter).
+            allowed: which of the M have a mask, and the masks (see ``mask_disallowed``).
 
         Returns:
             [M] int64 token ids. Rows with NaN or +inf get some id and harm no other row; see
@@ -69,6 +71,8 @@ class Sampler:
         position_array = _to_host(positions)
         if self.vocab_limit is not None and self.vocab_limit < logits.shape[1]:
             logits[:, self.vocab_limit :] = -torch.inf
+        if allowed is not None:
+            mask_disallowed(logits, *allowed)
         flags = state.flags[row_array]
         if (flags & row_flags.PROCESSED).any():
             process_logits(logits, row_array, position_array, state)

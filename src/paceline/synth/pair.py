@@ -8,17 +8,20 @@ are written under other names beside their places and moved there when both are 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
@@ -175,9 +178,15 @@ def write_pair(
     on_written: told of each model as soon as its files are there, under their final path, which
     they get at the end.
 
-    Raises OSError where the system does; nothing half written is left in place then.
+    Raises OSError where the system does (nothing half written is left in place then), ConfigError
+    if another process writes there.
     """
     plan.out.mkdir(parents=True, exist_ok=True)
+    with _locked(plan.out):
+        return _write_models(plan, on_written)
+
+
+def _write_models(plan: PairPlan, on_written: Callable[[Written], None]) -> list[Written]:
     for name in _MODELS:
         shutil.rmtree(_partial(plan.out, name), ignore_errors=True)  # of a run that was killed
     rows = max(shape.rows for shape in plan.shapes.values())
@@ -276,6 +285,24 @@ def _check_space(plan: PairPlan) -> None:
 # --- files ---
 
 
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keep other processes that write models there out. Raises ConfigError if one is at work."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise ConfigError(
+            f"another process is writing models to `{directory}`. hint: wait for it, or choose "
+            "another directory"
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
 def _partial(out: Path, name: str) -> Path:
     return out / f".{name}.partial"
 
@@ -337,7 +364,10 @@ def _write_weights(
 
     def write(file: str, shard: dict[str, tuple[int, ...]]) -> None:
         tensors = {name: weights.make(name, dimensions).cpu() for name, dimensions in shard.items()}
-        save_file(tensors, directory / file, metadata={"format": "pt"})
+        try:
+            save_file(tensors, directory / file, metadata={"format": "pt"})
+        except SafetensorError as error:  # what it makes of the system's errors
+            raise OSError(f"`{directory / file}` could not be written: {error}") from error
         (directory / file).chmod(0o644)  # safetensors leaves it to its owner alone
 
     with ThreadPoolExecutor(_WRITERS) as pool:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
-
-import torch
 
 from paceline import ops
 from paceline.attention.selector import select_backend
 from paceline.config import EngineConfig, ModelConfig, SpeculativeConfig
 from paceline.distributed.tp_group import SingleProcessGroup
+from paceline.errors import CapacityError
 from paceline.models.decoder import DecoderModel
 from paceline.models.loader import TORCH_DTYPES, load_model
-from paceline.models.weights import count_parameters
 from paceline.ops import native
 from paceline.sample.sampler import Sampler
 from paceline.spec.drafter import Drafter
@@ -22,12 +19,9 @@ from paceline.worker.draft_model import DraftModelDrafter
 from paceline.worker.kv_cache import KVCache, allocate_kv_caches
 from paceline.worker.model_runner import ModelRunner
 from paceline.worker.ngram_drafter import NgramDrafter
+from paceline.worker.threads import choose_threads
 
 logger = logging.getLogger(__name__)
-
-# Measured on two cores: a 7M-parameter model gains at most a fifth from the second thread, one of
-# 135M a third and more.
-_TEAM_PARAMETERS = 30_000_000
 
 
 def build_runner(config: EngineConfig, max_k: int) -> ModelRunner:
@@ -36,7 +30,7 @@ def build_runner(config: EngineConfig, max_k: int) -> ModelRunner:
     max_k: the largest draft length a policy may choose. Raises ConfigError (files that do not fit
     their configuration) or CapacityError (no memory for the KV pool).
     """
-    threads = choose_threads(config)
+    threads = choose_threads(config.model.arch)
     logger.info(
         "CPU threads: %d. OMP_NUM_THREADS sets them; where other work keeps the cores busy, fewer "
         "are faster",
@@ -45,26 +39,20 @@ def build_runner(config: EngineConfig, max_k: int) -> ModelRunner:
     ops.use("cpu", native.load())
     model, kv_caches = _load(config, config.model)
     scheduler = config.scheduler
-    state = DecodeState(
-        scheduler.max_num_seqs, scheduler.max_model_len, config.cache.block_size, max_k
-    )
+    try:
+        state = DecodeState(
+            scheduler.max_num_seqs, scheduler.max_model_len, config.cache.block_size, max_k
+        )
+    except MemoryError as error:
+        raise CapacityError(
+            f"no memory for the tokens of max_num_seqs ({scheduler.max_num_seqs}) sequences of "
+            f"max_model_len ({scheduler.max_model_len}): {error}. hint: lower one of them"
+        ) from error
     drafter = None
     if config.speculative is not None:
         drafter = _build_drafter(config, config.speculative, state)
     sampler = Sampler(config.tokenizer.vocab_size)
     return ModelRunner(model, kv_caches, state, sampler, drafter, num_threads=threads)
-
-
-def choose_threads(config: EngineConfig) -> int:
-    """Threads of a pass: torch's own number, or one where the target is tiny.
-
-    A team of threads meets hundreds of times in a pass; the passes of a tiny model are so short
-    that this gains little at best, and on busy cores, where a meeting waits for whoever is not
-    running, a step takes up to 100 times as long. OMP_NUM_THREADS is obeyed.
-    """
-    if os.environ.get("OMP_NUM_THREADS") or count_parameters(config.model.arch) >= _TEAM_PARAMETERS:
-        return torch.get_num_threads()
-    return 1
 
 
 def _load(config: EngineConfig, model: ModelConfig) -> tuple[DecoderModel, list[KVCache]]:

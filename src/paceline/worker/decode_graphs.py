@@ -7,7 +7,8 @@ same weights for a few rows more.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from paceline.worker.decode_step import DecodeStep, Scores
 from paceline.worker.graphs import Graphs
@@ -38,20 +39,36 @@ class DecodeGraphs:
     def __init__(self, step: DecodeStep, graphs: Graphs) -> None:
         self.step = step
         self.graphs = graphs
-        self._warm: set[tuple[int, bool]] = set()  # draft lengths, with penalties, that have run
+        self._warm: set[tuple[str, int, bool]] = set()  # part, k, with penalties: have run
 
     def run(self, entries: int, k: int) -> Scores:
         """Enqueue an iteration of ``entries`` rows, a bucket size; returns the target's scores.
 
         They lie in memory that the next graph may overwrite.
         """
-        if not self.graphs.enabled:
-            return self.step.run(entries, k)
-        key = self._key(entries, k)
-        if key not in self.graphs:
-            self.capture(entries, k)
-        scores: Scores = self.graphs.replay(key)
+        scores: Scores = self._replay("decode", entries, k)
         return scores
+
+    def draft(self, entries: int, k: int) -> None:
+        """Enqueue the first part of an iteration alone."""
+        self._replay("draft", entries, k)
+
+    def verify(self, entries: int, k: int) -> Scores:
+        """Enqueue the second part alone; ``DecodeStep.finish`` must follow, as it is no graph."""
+        scores: Scores = self._replay("verify", entries, k)
+        return scores
+
+    def _replay(self, part: str, entries: int, k: int) -> Any:
+        if not self.graphs.enabled:
+            return self._work(part)(entries, k)
+        key = self._key(entries, k, part)
+        if key not in self.graphs:
+            self.capture(entries, k, part)
+        return self.graphs.replay(key)
+
+    def _work(self, part: str) -> Callable[[int, int], Any]:
+        step = self.step
+        return {"decode": step.run, "draft": step.draft, "verify": step.verify}[part]
 
     def capture_ahead(self, lengths: Iterable[int], seconds: float) -> None:
         """Capture the buckets of these draft lengths, small ones first, until the time is spent.
@@ -67,16 +84,17 @@ class DecodeGraphs:
                     return
                 self.capture(entries, k)
 
-    def capture(self, entries: int, k: int) -> None:
+    def capture(self, entries: int, k: int, part: str = "decode") -> None:
         """Capture the graph of a bucket and a draft length; the rows' state stays as it is."""
-        step, key = self.step, self._key(entries, k)
+        step, key = self.step, self._key(entries, k, part)
+        work = self._work(part)
         rows = step.rows.clone()
         step.rows.fill_(step.state.max_num_seqs)  # null rows: nothing is committed
-        kind = key[2:]
-        self.graphs.capture(key, lambda: step.run(entries, k), warm_up=kind not in self._warm)
+        kind = (part, *key[2:])
+        self.graphs.capture(key, lambda: work(entries, k), warm_up=kind not in self._warm)
         step.rows.copy_(rows)
         self._warm.add(kind)
 
-    def _key(self, entries: int, k: int) -> tuple[str, int, int, bool]:
+    def _key(self, entries: int, k: int, part: str) -> tuple[str, int, int, bool]:
         """A graph's name; kernels that look at penalties are others than those that do not."""
-        return "decode", entries, k, self.step.state.counts is not None
+        return part, entries, k, self.step.state.counts is not None

@@ -63,9 +63,9 @@ class DecodeState:
         self.block_table[row] = 0
         self.block_table[row, : len(new.block_ids)] = new.block_ids
         self._set_stop_ids(row, new.stop_token_ids)
-        self.sampling.set_row(
-            row, sampling, new.prompt_len, new.seed, new.sample_index, new.stop_token_ids
-        )
+        # A grammar sees to min_tokens itself: it knows where nothing but an end may follow.
+        forbidden = () if new.grammar is not None else new.stop_token_ids
+        self.sampling.set_row(row, sampling, new.prompt_len, new.seed, new.sample_index, forbidden)
 
     def _set_stop_ids(self, row: int, ids: tuple[int, ...]) -> None:
         width = self.stop_ids.shape[1]

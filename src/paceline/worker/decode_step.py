@@ -237,22 +237,32 @@ class DecodeStep:
 
         Returns the target's scores after each of entries * (k + 1) tokens.
         """
-        rows = self.rows[:entries]
-        if k and self.drafter is not None:
-            _, _, num_drafts = self._outcomes(entries, k)
-            self.drafter.draft(rows, self.wanted[:entries], num_drafts, k)
-        active = self.state.column("active")
-        scores = self.target.decode(self.state, rows, active, query_len=k + 1, offset=-1)
+        self.draft(entries, k)
+        scores = self.verify(entries, k)
         self.finish(entries, scores, k)
         return scores
 
-    def finish(self, entries: int, scores: Scores, k: int) -> None:
-        """Sample after each of k + 1 tokens an entry, accept and advance.
+    def draft(self, entries: int, k: int) -> None:
+        """The first part of an iteration: up to k drafts behind the rows' tokens."""
+        if k and self.drafter is not None:
+            rows, wanted = self.rows[:entries], self.wanted[:entries]
+            self.drafter.draft(rows, wanted, self.num_drafts(entries, k), k)
 
-        scores: the target's, of entries * (k + 1) tokens.
+    def verify(self, entries: int, k: int) -> Scores:
+        """The second part: the target's scores after each of entries * (k + 1) tokens."""
+        rows, active = self.rows[:entries], self.state.column("active")
+        return self.target.decode(self.state, rows, active, query_len=k + 1, offset=-1)
+
+    def finish(
+        self, entries: int, scores: Scores, k: int, allowed: torch.Tensor | None = None
+    ) -> None:
+        """The last part: sample after each of k + 1 tokens an entry, accept and advance.
+
+        scores: the target's, of entries * (k + 1) tokens. allowed: masks of the same tokens, see
+        ``DeviceSampler.sample``.
         """
         rows = self.rows[:entries]
-        self._sample(rows, scores, k)
+        self._sample(rows, scores, k, allowed)
         counts, status, num_drafts = self._outcomes(entries, k)
         accept_and_advance(
             self._sampled,
@@ -266,12 +276,18 @@ class DecodeStep:
             out_status=status,
         )
 
+    def num_drafts(self, entries: int, k: int) -> torch.Tensor:
+        """[entries] int32 in the results: drafts of each entry, between drafting and finishing."""
+        return self._outcomes(entries, k)[2]
+
     def _outcomes(self, entries: int, k: int) -> tuple[torch.Tensor, ...]:
         """Run lengths, statuses and drafts in the results, [entries] each."""
         outcomes = self.results(entries, k)[entries * (k + 1) :]
         return outcomes.view(3, entries).unbind()
 
-    def _sample(self, rows: torch.Tensor, scores: Scores, k: int) -> None:
+    def _sample(
+        self, rows: torch.Tensor, scores: Scores, k: int, allowed: torch.Tensor | None
+    ) -> None:
         """The target's own choice after each token, into the buffers."""
         width = k + 1
         step = max(1, LOGITS_ROWS // width)
@@ -285,4 +301,5 @@ class DecodeStep:
                 query_len=width,
                 out=self._sampled[tokens],
                 status=self._bad[tokens],
+                allowed=None if allowed is None else allowed[tokens],
             )

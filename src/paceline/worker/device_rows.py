@@ -156,7 +156,9 @@ class DeviceRows(RowTensors):
     def _columns_of(self, new: NewRow) -> Int32Array:
         """One row's entry of every column, floats as their bits."""
         one = self._sampling
-        one.set_row(0, new.sampling, new.prompt_len, new.seed, new.sample_index, new.stop_token_ids)
+        # A grammar sees to min_tokens itself: it knows where nothing but an end may follow.
+        forbidden = () if new.grammar is not None else new.stop_token_ids
+        one.set_row(0, new.sampling, new.prompt_len, new.seed, new.sample_index, forbidden)
         key = int(one.row_keys[0])
         # By torch's logarithm, as the thresholds of ``sample/truncation.py``.
         log_min_p = torch.tensor(one.min_p[0]).log().item()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from paceline.arrays import Int64Array
+from paceline.arrays import Int32Array, Int64Array
 from paceline.core.step import ModelRunnerOutput, NewRow, SchedulerOutput
 from paceline.errors import EngineError
 from paceline.sample.logprobs import token_logprobs
@@ -23,6 +23,8 @@ from paceline.worker.device_rows import DeviceRows
 from paceline.worker.kv_cache import copy_blocks
 from paceline.worker.model_runner import NONFINITE, PROMPT_LOGITS_ROWS
 from paceline.worker.prefill import PrefillPass
+from paceline.worker.row_grammars import DEAD_END, RowGrammars
+from paceline.worker.split_decode import Split, SplitDecode
 from paceline.worker.swap import HostBlocks
 from paceline.worker.transfer import Download, upload
 
@@ -39,6 +41,7 @@ class _Sampled:
     k: int
     download: Download
     scores: Scores | None  # of bucket * (k + 1) tokens, only if logprobs are asked
+    drafts: Int32Array | None = None  # [B] proposed, where the results do not hold them
 
 
 @dataclass(slots=True)
@@ -60,6 +63,7 @@ class _Launched:
     step: int
     sampled: list[_Sampled] = field(default_factory=list)
     prompts: list[_PromptPart] = field(default_factory=list)
+    failed: list[tuple[int, int, str]] = field(default_factory=list)  # as in ModelRunnerOutput
 
 
 class DeviceRunner:
@@ -83,6 +87,8 @@ class DeviceRunner:
         self.prefill = prefill
         self._catch_up_pass = catch_up
         self._vocab_limit = vocab_limit
+        self._grammars = RowGrammars(self._target.model.arch.vocab_size)
+        self._split = SplitDecode(decode, self._grammars)
         self.host_blocks: HostBlocks | None = None  # set where preempted sequences are swapped
         rows = self._state.max_num_seqs
         self._generation: Int64Array = np.zeros(rows, np.int64)
@@ -120,7 +126,7 @@ class DeviceRunner:
     @torch.inference_mode()
     def collect(self, handle: _Launched) -> ModelRunnerOutput:
         """Wait for a launched step and read its results."""
-        result = ModelRunnerOutput(handle.step)
+        result = ModelRunnerOutput(handle.step, failed=handle.failed)
         for sampled in handle.sampled:
             self._read(sampled, result)
         for part in handle.prompts:
@@ -134,6 +140,7 @@ class DeviceRunner:
         state = self._state
         state.deactivate(out.freed_rows)
         state.enter(out.new_rows)
+        self._grammars.apply(out)
         for new in out.new_rows:
             self._remember(new)
         state.set_blocks(out.new_block_rows, out.new_block_indices, out.new_block_ids)
@@ -153,6 +160,11 @@ class DeviceRunner:
     def _decode(self, out: SchedulerOutput, launched: _Launched) -> None:
         rows = out.decode_rows.astype(np.int64)
         drafts = out.num_draft_tokens.astype(np.int64)
+        split = None
+        if self._grammars:
+            held = self._grammars.which(rows)
+            split = self._begin_split(rows[held], drafts[held], out.k)
+            rows, drafts = rows[~held], drafts[~held]
         alone = self._undrafted[rows]
         if alone.any() and drafts.any():
             # A pass without drafts: what is behind a row's last token could spoil it again.
@@ -160,15 +172,40 @@ class DeviceRunner:
             rows, drafts = rows[~alone], drafts[~alone]
         if len(rows):
             self._iterate(rows, drafts, out.k if drafts.any() else 0, launched)
+        if split is not None:
+            self._finish_split(split, launched)
 
-    def _iterate(self, rows: Int64Array, drafts: Int64Array, k: int, launched: _Launched) -> None:
-        step, count = self._step, len(rows)
-        bucket = bucket_of(count, step.max_entries)
+    def _begin_split(self, rows: Int64Array, drafts: Int64Array, k: int) -> Split | None:
+        """Start the pass of rows with a grammar; the others' runs while the host works on it."""
+        if not len(rows):
+            return None
+        if self._undrafted[rows].any() or not drafts.any():
+            drafts, k = np.zeros_like(drafts), 0
+        rows, bucket = self._place(rows, drafts)
+        return self._split.begin(rows, bucket, k)
+
+    def _finish_split(self, split: Split, launched: _Launched) -> None:
+        rows, bucket, k = split.rows, split.bucket, split.k
+        self._set_batch(rows, np.zeros_like(rows), bucket)  # drafts are made: none are wanted
+        verified = self._split.finish(split, self._prompt_len[rows])
+        self._fail(verified.dead, launched)
+        self._start_download(rows, bucket, k, verified.scores, launched, verified.drafts)
+
+    def _fail(self, rows: list[int], launched: _Launched) -> None:
+        """Report rows whose grammar leaves no way to go on."""
+        launched.failed += [(row, int(self._generation[row]), DEAD_END) for row in rows]
+
+    def _place(self, rows: Int64Array, drafts: Int64Array) -> tuple[Int64Array, int]:
+        """Put a batch into the iteration's buffers; its rows in their order there, its bucket."""
+        bucket = bucket_of(len(rows), self._step.max_entries)
         # Long contexts first: attention ends when the last of its programs does. In coarse steps,
         # so that the order, and with it the buffers, seldom change.
         order = np.argsort(-(self._num_tokens[rows] // _LENGTH_STEP), kind="stable")
-        rows, drafts = rows[order], drafts[order]
-        self._set_batch(rows, drafts, bucket)
+        self._set_batch(rows[order], drafts[order], bucket)
+        return rows[order], bucket
+
+    def _iterate(self, rows: Int64Array, drafts: Int64Array, k: int, launched: _Launched) -> None:
+        rows, bucket = self._place(rows, drafts)
         scores = self.decode.run(bucket, k)
         self._start_download(rows, bucket, k, scores, launched)
 
@@ -192,7 +229,13 @@ class DeviceRunner:
         self._batch = rows, drafts, bucket
 
     def _start_download(
-        self, rows: Int64Array, bucket: int, k: int, scores: Scores, launched: _Launched
+        self,
+        rows: Int64Array,
+        bucket: int,
+        k: int,
+        scores: Scores,
+        launched: _Launched,
+        drafts: Int32Array | None = None,
     ) -> None:
         asked = (self._num_logprobs[rows] >= 0).any()
         launched.sampled.append(
@@ -203,6 +246,7 @@ class DeviceRunner:
                 k,
                 Download(self._step.results(bucket, k)),
                 scores.clone() if asked else None,
+                drafts,
             )
         )
 
@@ -224,7 +268,11 @@ class DeviceRunner:
         last = hidden[upload(ends[done] - 1, hidden.device)]
         scores = Scores(self._target.model, last, are_logits=False)
         self._set_batch(rows, np.zeros_like(rows), len(rows))
-        step.finish(len(rows), scores, 0)
+        allowed = None
+        if self._grammars.which(rows).any():
+            allowed, dead = self._split.first_masks(rows)
+            self._fail(dead, launched)
+        step.finish(len(rows), scores, 0, allowed)
         self._start_download(rows, len(rows), 0, scores, launched)
 
     def _keep_prompt(self, row: int, start: int, hidden: torch.Tensor, launched: _Launched) -> None:
@@ -249,7 +297,7 @@ class DeviceRunner:
         """Give the device's memory back; the runner is of no use afterwards."""
         self.decode.graphs.clear()
         del self.decode, self.prefill, self._catch_up_pass, self._step, self._state, self._target
-        del self.host_blocks
+        del self.host_blocks, self._split
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -262,6 +310,8 @@ class DeviceRunner:
         counts, status, drafts = counts[:count], status[:count], drafts[:count]
         if sampled.k == 0:
             drafts = np.zeros_like(drafts)
+        elif sampled.drafts is not None:
+            drafts = sampled.drafts
         rows, generations = sampled.rows, sampled.generations
         failed = np.flatnonzero(status == STATUS_FAILED).tolist()
         if failed:

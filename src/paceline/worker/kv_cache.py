@@ -5,6 +5,8 @@ Which block belongs to whom is the KV cache manager's knowledge; here a block is
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -32,18 +34,25 @@ def allocate_kv_caches(
     shape = (num_blocks + 1, block_size, arch.num_kv_heads // tp_size, arch.head_dim)
     try:
         return [
-            (
-                torch.zeros(shape, dtype=dtype, device=device),
-                torch.zeros(shape, dtype=dtype, device=device),
-            )
+            (_zeros(shape, dtype, device), _zeros(shape, dtype, device))
             for _ in range(arch.num_layers)
         ]
-    except RuntimeError as error:  # torch raises this, or its subclass OutOfMemoryError
+    # torch raises RuntimeError, or its subclass OutOfMemoryError; the system OSError
+    except (RuntimeError, OSError, OverflowError) as error:
         size = arch.kv_bytes_per_token(dtype.itemsize) // tp_size * block_size * (num_blocks + 1)
         raise CapacityError(
             f"no memory for {num_blocks} KV blocks of {block_size} tokens ({size / 1e9:.2f} GB). "
             "hint: lower kv_cache_memory_bytes, gpu_memory_utilization or max_model_len"
         ) from error
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """``torch.zeros``; on a CPU without writing, as pages fresh from the system are zero."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)  # which keeps the pages
 
 
 def copy_blocks(kv_caches: Sequence[KVCache], pairs: Sequence[tuple[int, int]]) -> None:

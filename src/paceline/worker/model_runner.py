@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from paceline.arrays import BoolArray, Int64Array
+from paceline.arrays import BoolArray, Int32Array, Int64Array
 from paceline.core.step import ModelRunnerOutput, SchedulerOutput
 from paceline.models.decoder import DecoderModel
 from paceline.sample.logprobs import token_logprobs
@@ -21,6 +21,8 @@ from paceline.spec.drafter import Drafter
 from paceline.worker.batch import PassInput, build_pass
 from paceline.worker.decode_state import DecodeState
 from paceline.worker.kv_cache import KVCache, copy_blocks
+from paceline.worker.row_grammars import DEAD_END, RowGrammars
+from paceline.worker.threads import limit_threads
 
 NONFINITE = (
     "the model gave logits that are not finite. hint: its weights may be damaged or overflow in "
@@ -35,7 +37,7 @@ PROMPT_LOGITS_ROWS = 256
 class ModelRunner:
     """The eager runner; work is done in ``launch``, in the caller's thread.
 
-    num_threads: torch's, while a step runs; by default what torch has.
+    num_threads: of a step; by default what torch has.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class ModelRunner:
         num_threads: int | None = None,
     ) -> None:
         self.state = state
-        self._num_threads = num_threads
+        self.grammars = RowGrammars(model.arch.vocab_size)
+        self._masks: dict[int, Int32Array] = {}  # of rows with a grammar, for the pass under way
+        self._num_threads = num_threads or torch.get_num_threads()
         self._model = model
         self._kv_caches = kv_caches
         self._sampler = sampler
@@ -58,15 +62,8 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, out: SchedulerOutput) -> ModelRunnerOutput:
         """Run a step; the handle is its result."""
-        before = torch.get_num_threads()
-        wanted = self._num_threads or before
-        if wanted == before:
+        with limit_threads(self._num_threads):
             return self._run(out)
-        torch.set_num_threads(wanted)
-        try:
-            return self._run(out)
-        finally:
-            torch.set_num_threads(before)
 
     def _run(self, out: SchedulerOutput) -> ModelRunnerOutput:
         result = ModelRunnerOutput(out.step)
@@ -75,6 +72,7 @@ class ModelRunner:
             if self._drafter is not None:
                 self._drafter.copy_blocks(out.block_copies)
         self.state.apply(out)
+        self.grammars.apply(out)
         if len(out.decode_rows):
             self._decode(out, result)
         if len(out.prefill_rows):
@@ -118,11 +116,18 @@ class ModelRunner:
         drafts = np.minimum(drafts, state.max_total[rows] - count - 1).clip(min=0)
         if self._drafter is not None and drafts.any():
             drafts = self._drafter.propose(rows, count, drafts)
-        runs, bad = self._verify(rows, count, drafts, result)
+        checked = drafts
+        if self.grammars:
+            alive, checked = self._ask_grammars(rows, drafts, result)
+            rows, count = rows[alive], count[alive]
+            drafts, checked = drafts[alive], checked[alive]
+            if not len(rows):
+                return
+        runs, bad = self._verify(rows, count, checked, result)
         # A draft on which the model breaks may spoil the tokens before it: masked or not, its NaN
         # lies in their attention's sums. Such rows are computed again as if nothing was drafted.
-        spoilt = bad.any(1) & (drafts > 0) & state.active[rows]
-        checked = np.where(spoilt, 0, drafts)
+        spoilt = bad.any(1) & (checked > 0) & state.active[rows]
+        checked = np.where(spoilt, 0, checked)
         if spoilt.any():
             again, bad_again = self._verify(rows[spoilt], count[spoilt], checked[spoilt], result)
             runs[spoilt, :1], bad[spoilt, :1] = again, bad_again
@@ -133,6 +138,30 @@ class ModelRunner:
         failed = bad[:, 0]  # rows with drafts are free of bad logits by now
         counts = np.where(failed, 0, accepted + 1)
         self._finish_rows(rows, runs, counts, failed, drafts, result)
+
+    def _ask_grammars(
+        self, rows: Int64Array, drafts: Int64Array, result: ModelRunnerOutput
+    ) -> tuple[BoolArray, Int64Array]:
+        """Get the masks of this pass of the rows that have a grammar.
+
+        Returns [B] which rows can go on, and how many of each row's drafts are worth verifying:
+        those behind the first that leaves its grammar are not.
+        """
+        state = self.state
+        alive = np.ones(len(rows), np.bool_)
+        checked = drafts.copy()
+        self._masks.clear()
+        for i in np.flatnonzero(self.grammars.which(rows) & state.active[rows]).tolist():
+            row, count, k = int(rows[i]), int(state.num_tokens[rows[i]]), int(drafts[i])
+            start = int(state.prompt_len[row]) + self.grammars.num_tokens(row)
+            tokens = state.history[row]
+            filled = self.grammars.fill(row, tokens[start:count], tokens[count : count + k])
+            if filled is not None:
+                self._masks[row], checked[i] = filled
+            else:
+                alive[i] = state.active[row] = False
+                result.failed.append((row, int(state.generation[row]), DEAD_END))
+        return alive, checked
 
     def _verify(
         self, rows: Int64Array, count: Int64Array, drafts: Int64Array, result: ModelRunnerOutput
@@ -173,10 +202,15 @@ class ModelRunner:
             return
         last = batch.ends[samples] - 1
         rows = rows[samples]
+        no_drafts = np.zeros(len(rows), np.int64)
+        if self.grammars:
+            alive, _ = self._ask_grammars(rows, no_drafts, result)
+            rows, last, no_drafts = rows[alive], last[alive], no_drafts[alive]
+            if not len(rows):
+                return
         logits = self._model.compute_logits(hidden[torch.from_numpy(last)])
         batch.token_rows, batch.token_positions = rows, batch.token_positions[last]
         tokens, bad = self._sample(logits, batch, result)
-        no_drafts = np.zeros(len(rows), np.int64)
         counts = np.where(bad, no_drafts, 1)
         self._finish_rows(rows, tokens[:, None], counts, bad, no_drafts, result)
 
@@ -207,7 +241,11 @@ class ModelRunner:
         raw = logits[torch.from_numpy(asked)] if len(asked) else None
         bad = nonfinite_rows(logits).numpy()
         ids: Int64Array = self._sampler.sample(
-            logits, batch.token_rows, batch.token_positions + 1, state.sampling
+            logits,
+            batch.token_rows,
+            batch.token_positions + 1,
+            state.sampling,
+            allowed=self._allowed(batch.token_rows) if self.grammars else None,
         ).numpy()
         if raw is not None:
             asked_rows = batch.token_rows[asked]
@@ -220,6 +258,16 @@ class ModelRunner:
                     self._sampler.vocab_limit,
                 )
         return ids, bad
+
+    def _allowed(self, token_rows: Int64Array) -> tuple[Int64Array, Int32Array] | None:
+        """Which tokens of a pass have a mask, and the masks; see ``Sampler.sample``."""
+        places: list[Int64Array] = []
+        masks: list[Int32Array] = []
+        for row, words in self._masks.items():
+            mine = np.flatnonzero(token_rows == row)
+            places.append(mine)
+            masks.append(words[: len(mine)])
+        return (np.concatenate(places), np.concatenate(masks)) if places else None
 
     def _finish_rows(
         self,

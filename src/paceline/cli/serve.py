@@ -1,0 +1,186 @@
+"""``paceline serve``: the OpenAI-compatible server.
+
+Reads flags and the configuration file and says what is wrong with them, before anything is loaded.
+Must not import torch, and what the extra ``serve`` brings only once there is something to serve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from paceline.cli.check import print_report
+from paceline.cli.flags import (
+    Parser,
+    add_engine_flags,
+    byte_count,
+    decimal_number,
+    given,
+    whole_number,
+)
+from paceline.engine_args import EngineArgs
+from paceline.errors import ConfigError
+from paceline.log import configure_logging
+from paceline.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from paceline.server.run import Serving
+
+_INSTALL = 'pip install "paceline[serve]"'
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until told to stop. Returns 0, 130 if it was told twice, or the check's status."""
+    parser = _parser()
+    filed = _read_config(parser, argv)
+    model = filed.pop("model", None)
+    namespace = parser.parse([*_arguments(parser, filed, argv), *argv])
+    engine, server = given(namespace, "engine"), given(namespace, "server")
+    if "model" not in engine and namespace.positional:
+        engine["model"] = namespace.positional.pop(0)
+    if namespace.positional:
+        parser.error(f"one model at a time; what is `{namespace.positional[0]}`?")
+    if engine.setdefault("model", model) is None:
+        parser.error("no model. hint: `paceline serve MODEL`")
+    server = {name: tuple(v) if isinstance(v, list) else v for name, v in server.items()}
+    settings = ServerSettings(**server)
+    if namespace.dry_run:
+        return print_report(engine, as_json=namespace.json)
+    return asyncio.run(_make(engine, settings).run())
+
+
+def _make(engine: dict[str, Any], settings: ServerSettings) -> Serving:
+    try:
+        from paceline.server.run import Serving
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("paceline"):
+            raise
+        raise ConfigError(
+            f"`paceline serve` needs the package `{error.name}`. hint: {_INSTALL}"
+        ) from error
+    configure_logging()
+    config = EngineArgs.from_kwargs(**engine).resolve()
+    return Serving(config, settings, log_stats=not engine.get("disable_log_stats", False))
+
+
+# ---- flags ---------------------------------------------------------------------------------------
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="paceline serve",
+        usage="paceline serve MODEL [flags]",
+        description="Serve a model over HTTP, as OpenAI's API does. Stops on SIGTERM or Ctrl-C "
+        "once running requests have ended; a second signal ends it at once.",
+    )
+    parser.add_argument("positional", nargs="*", metavar="MODEL", help="the same as --model MODEL")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="JSON or TOML file of flags by name, such as port = 8080; flags given here win",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="the same as `paceline check`")
+    parser.add_argument("--json", action="store_true", help="with --dry-run: one JSON object")
+    group = parser.add_argument_group("server")
+    hints = get_type_hints(ServerSettings)
+    for f in fields(ServerSettings):
+        options = _options(f.name, hints[f.name])
+        if f.metadata["choices"]:
+            options["metavar"] = "{" + ",".join(f.metadata["choices"]) + "}"
+        text = f.metadata["help"]
+        if f.default not in (None, (), "") and not isinstance(f.default, bool):
+            text += f" (default: {f.default})"
+        group.add_argument(_flag(f.name), help=text, **options)
+    add_engine_flags(parser)
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _options(name: str, kind: Any) -> dict[str, Any]:
+    """Keywords of ``add_argument`` for a setting of this type."""
+    options: dict[str, Any] = {"dest": f"server.{name}", "default": argparse.SUPPRESS}
+    if kind is bool:
+        return {**options, "action": argparse.BooleanOptionalAction}
+    if name == "max_body_size":
+        return {**options, "type": byte_count, "metavar": "BYTES"}
+    if kind is int:
+        return {**options, "type": whole_number, "metavar": "N"}
+    if kind is float:
+        return {**options, "type": decimal_number, "metavar": "X"}
+    if kind == tuple[str, ...]:
+        return {**options, "nargs": "+", "action": "extend", "metavar": "TEXT"}
+    return {**options, "metavar": "TEXT"}
+
+
+# ---- the configuration file ----------------------------------------------------------------------
+
+
+def _read_config(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
+    """What the file of ``--config`` says, {} without one."""
+    before = Parser(prog=parser.prog, add_help=False)
+    before.add_argument("--config")
+    path = before.parse_known_args(list(argv))[0].config
+    return {} if path is None else read_config_file(Path(path))
+
+
+def _arguments(parser: Parser, filed: dict[str, Any], argv: Sequence[str]) -> list[str]:
+    """Settings of the file as command line arguments, without those that are given there."""
+    switches = {
+        option
+        for action in parser._actions
+        if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0
+        for option in action.option_strings
+    }
+    here = {argument.partition("=")[0] for argument in argv}
+    arguments: list[str] = []
+    for name, value in filed.items():
+        flag = _flag(name)
+        opposite = "--no-" + flag[2:]
+        if flag in ("--config", "--help"):
+            raise ConfigError(
+                f"a configuration file cannot have `{name}`. hint: give it on the command line"
+            )
+        if value is None or flag in here or opposite in here:
+            continue
+        if isinstance(value, bool) and flag in switches:
+            arguments.append(flag if value else opposite)
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            text = json.dumps(one) if isinstance(one, dict) else str(one)
+            arguments.append(f"{flag}={text}")
+    return arguments
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The settings in a JSON or TOML file, by name.
+
+    Raises:
+        ConfigError: no such file, another format, or not an object of settings.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        if path.suffix != ".json":
+            raise ConfigError(
+                f"{path} is neither .json nor .toml. hint: --config reads these two formats"
+            )
+        content = json.loads(text)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f'{path} holds no JSON object. hint: for example {{"port": 8080, "max_num_seqs": 64}}'
+        )
+    return content

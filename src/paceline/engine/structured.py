@@ -1,0 +1,439 @@
+"""Structured outputs: what a request's text must look like, as masks over token ids.
+
+``StructuredOutputs`` compiles schemas, expressions and grammars with xgrammar, in threads of its
+own, and keeps what it compiled. ``SequenceGrammar`` follows one sequence: it is the
+``TokenGrammar`` that the core knows. xgrammar is an optional dependency, imported when the first
+structure is asked for. This file must not know rows, steps or logits.
+
+    structured = StructuredOutputs(tokenizer, vocab_size=152064, stop_token_ids=[151645])
+    structured.prepare(sampling).result()       # RequestError if it cannot be used
+    grammars = structured.sequence_grammars(sampling)
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.arrays import Int32Array
+from paceline.engine.json_schema import check_regex, check_schema
+from paceline.engine.tokenizer import Tokenizer
+from paceline.errors import RequestError
+from paceline.sampling_params import SamplingParams, StructuredOutputsParams
+
+MAX_CHARACTERS = 131_072  # of a schema, expression, grammar, or of all choices
+MAX_NESTING = 200  # of brackets: parsers of expressions and grammars call themselves
+MAX_WHITESPACE = 64  # characters between two parts of JSON: a model can lose itself in them
+COMPILE_SECONDS = 30.0
+CACHE_BYTES = 512 << 20  # compiled grammars that are kept; a schema takes 20 MiB at 152,000 ids
+_MAX_BYTES = CACHE_BYTES // 4  # of one
+_THREADS = 2  # compiling at a time
+_ANYTHING = np.int32(-1)  # a word of a mask that allows all ids
+_NAMES = {
+    "json": "the JSON schema",
+    "regex": "the regular expression",
+    "choice": "the list of choices",
+    "grammar": "the grammar",
+    "json_object": "`json_object`",
+}
+
+# First bytes of characters after which UTF-8 allows only some of 0x80 to 0xBF. The compiler's
+# classes know it of none or not all of them.
+_SECOND_BYTES = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}
+
+_Key = tuple[str, str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a model's token ids add to a text."""
+
+    texts: list[bytes]  # nothing for special ids, which never come inside, and for gaps
+    # For each of ``_SECOND_BYTES``, a mask of the ids that may follow it.
+    after: dict[int, Int32Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A structure in the form that matchers are made of."""
+
+    grammar: Any  # xgrammar's CompiledGrammar
+    new_matcher: Any  # its GrammarMatcher class
+    vocabulary: Vocabulary
+    num_bytes: int
+
+
+class StructuredOutputs:
+    """Compiles what requests ask for; one instance an engine, used from any thread.
+
+    vocab_size: width of the model's logits. stop_token_ids: the model's own, which end a text.
+    seconds: how long a compilation may take.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        stop_token_ids: Iterable[int],
+        *,
+        seconds: float = COMPILE_SECONDS,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._seconds = seconds
+        self._lock = threading.Lock()  # of the cache
+        self._loading = threading.Lock()
+        self._slots = threading.Semaphore(_THREADS)
+        self._cache: OrderedDict[_Key, Future[Compiled]] = OrderedDict()
+        # xgrammar, its compiler, and the vocabulary it was made for
+        self._backend: tuple[Any, Any, Vocabulary] | None = None
+
+    def prepare(self, sampling: SamplingParams) -> Future[Compiled] | None:
+        """Start to compile what a request asks for, unless that is done; None if its form is free.
+
+        The future raises RequestError if the structure cannot be used.
+        """
+        params = sampling.structured_outputs
+        if params is None:
+            return None
+        key = (params.kind, _text_of(params), params.disable_any_whitespace)
+        with self._lock:
+            future = self._cache.get(key)
+            if future is not None:
+                self._cache.move_to_end(key)
+                return future
+            future = self._cache[key] = Future()
+        threading.Thread(
+            target=self._run, args=(key, future), name="paceline-grammar", daemon=True
+        ).start()
+        return future
+
+    def sequence_grammars(self, sampling: SamplingParams) -> list[SequenceGrammar]:
+        """A grammar at its beginning for each of a request's ``n`` sequences, none if its form is
+        free; waits until it is compiled.
+
+        Raises:
+            RequestError: the structure cannot be used, or nothing could end its text.
+        """
+        future = self.prepare(sampling)
+        if future is None:
+            return []
+        compiled = future.result()
+        asked = set(sampling.stop_token_ids or ())
+        texts = compiled.vocabulary.texts
+        ends = self._stop_token_ids | {i for i in asked if not texts[i]}
+        if not ends:
+            raise RequestError(
+                "structured outputs need an end-of-text token, and neither the model nor the "
+                "request names one. hint: give a special token in `stop_token_ids`"
+            )
+        return [
+            SequenceGrammar(compiled, ends, asked | ends, sampling.min_tokens)
+            for _ in range(sampling.n)
+        ]
+
+    # ---- compilation, in its own threads ---------------------------------------------------------
+
+    def _run(self, key: _Key, future: Future[Compiled]) -> None:
+        name = _NAMES[key[0]]
+        late = RequestError(
+            f"{name} was not compiled within {self._seconds:g} s. hint: make it smaller, with "
+            "fewer nested repetitions"
+        )
+        timer = threading.Timer(self._seconds, self._settle, (key, future, late))
+        timer.daemon = True
+        timer.start()
+        outcome: Compiled | RequestError
+        try:
+            with self._slots:
+                if future.done():
+                    return
+                outcome = self._compile(key)
+        except RequestError as error:
+            outcome = error
+        except Exception as error:  # xgrammar raises RuntimeError for most, but promises nothing
+            outcome = RequestError(
+                f"{name} cannot be used: {_reason(error)}. hint: see docs/structured.md for what "
+                "is supported"
+            )
+        finally:
+            timer.cancel()
+        self._settle(key, future, outcome)
+
+    def _settle(
+        self, key: _Key, future: Future[Compiled], outcome: Compiled | RequestError
+    ) -> None:
+        with self._lock:
+            if future.done():
+                return
+            if isinstance(outcome, Compiled):
+                future.set_result(outcome)
+                self._evict()
+            else:
+                self._cache.pop(key, None)
+                future.set_exception(outcome)
+
+    def _evict(self) -> None:
+        """Forget what was not asked for longest. Sequences keep what they use."""
+        done = {k: f.result().num_bytes for k, f in self._cache.items() if f.done()}
+        total = sum(done.values())
+        for key, num_bytes in done.items():
+            if total <= CACHE_BYTES:
+                return
+            del self._cache[key]
+            total -= num_bytes
+
+    def _compile(self, key: _Key) -> Compiled:
+        kind, text, one_line = key
+        if len(text) > MAX_CHARACTERS:
+            raise RequestError(
+                f"{_NAMES[kind]} has {len(text):,} characters, and {MAX_CHARACTERS:,} are allowed. "
+                "hint: make it smaller"
+            )
+        if kind == "json":
+            text = check_schema(text)
+        elif kind == "regex":
+            check_regex(text, _NAMES[kind])
+        if kind in ("regex", "grammar"):
+            _check_nesting(text, _NAMES[kind])
+        xgrammar, compiler, vocabulary = self._load()
+        if kind == "regex":
+            grammar = compiler.compile_regex(text)
+        elif kind in ("json", "json_object"):
+            grammar = compiler.compile_json_schema(
+                text, any_whitespace=not one_line, max_whitespace_cnt=MAX_WHITESPACE
+            )
+        else:
+            grammar = (compiler.compile_grammar if "::=" in text else compiler.compile_lark)(text)
+        num_bytes = int(grammar.memory_size_bytes)
+        if num_bytes > _MAX_BYTES:
+            raise RequestError(
+                f"{_NAMES[kind]} takes {num_bytes >> 20} MiB when compiled, and "
+                f"{_MAX_BYTES >> 20} MiB are allowed. hint: make it smaller"
+            )
+        compiled = Compiled(grammar, xgrammar.GrammarMatcher, vocabulary, num_bytes)
+        ends = self._stop_token_ids or {0}
+        words = np.zeros((1, -(-self._vocab_size // 32)), np.int32)
+        if SequenceGrammar(compiled, ends, ends, 0).fill(np.zeros(0, np.int32), words) < 0:
+            raise RequestError(
+                f"{_NAMES[kind]} allows no text that this model's tokenizer can spell. hint: look "
+                "for a rule that only refers to itself, or for characters it does not know"
+            )
+        return compiled
+
+    def _load(self) -> tuple[Any, Any, Vocabulary]:
+        """xgrammar, and a compiler for this vocabulary."""
+        with self._loading:
+            if self._backend is None:
+                self._backend = self._import()
+            return self._backend
+
+    def _import(self) -> tuple[Any, Any, Vocabulary]:
+        try:
+            # By name, so that type checks do not need the package.
+            xgrammar: Any = importlib.import_module("xgrammar")
+        except ImportError as error:
+            raise RequestError(
+                "structured outputs need the package xgrammar, which is not installed. hint: "
+                'pip install "paceline[serve]"'
+            ) from error
+        vocabulary = make_vocabulary(self._tokenizer, self._vocab_size)
+        info = xgrammar.TokenizerInfo(
+            vocabulary.texts,
+            xgrammar.VocabType.RAW,
+            vocab_size=self._vocab_size,
+            stop_token_ids=sorted(self._stop_token_ids),
+        )
+        compiler = xgrammar.GrammarCompiler(
+            info, max_threads=_THREADS, cache_limit_bytes=CACHE_BYTES
+        )
+        return xgrammar, compiler, vocabulary
+
+
+class SequenceGrammar:
+    """Follows one sequence through its grammar; see ``TokenGrammar`` in ``paceline/request.py``.
+
+    ends: ids that may come once the text is complete, and only then. stops: these, and ids of
+    ordinary tokens that end the sequence too. min_tokens: stops are left out of the first masks, as
+    long as anything else may come.
+    """
+
+    __slots__ = (
+        "_compiled",
+        "_ends",
+        "_last",
+        "_matcher",
+        "_min_tokens",
+        "_stops",
+        "_stuck",
+        "num_tokens",
+    )
+
+    def __init__(
+        self, compiled: Compiled, ends: Iterable[int], stops: Iterable[int], min_tokens: int
+    ) -> None:
+        self._compiled = compiled
+        self._ends = frozenset(ends)
+        self._stops = np.array(sorted(stops), np.int64)
+        self._min_tokens = min_tokens
+        self._matcher: Any = None
+        self._stuck = False  # a token came that the grammar has no place for
+        self._last: int | None = None  # the token that came last
+        self.num_tokens = 0
+
+    def accept(self, token_ids: Int32Array) -> None:
+        """See ``TokenGrammar``."""
+        matcher = self._matcher_now()
+        for token in token_ids.tolist():
+            self._stuck = self._stuck or not matcher.accept_token(token)
+            self._last = token
+        self.num_tokens += len(token_ids)
+
+    def fill(self, drafts: Int32Array, words: Int32Array) -> int:
+        """See ``TokenGrammar``."""
+        if self._stuck:
+            return -1
+        matcher, count = self._matcher_now(), len(drafts)
+        if count:
+            nodes = np.arange(count + 1, dtype=np.int64)
+            following = np.where(nodes < count, nodes + 1, -1)
+            tokens = np.concatenate((np.zeros(1, np.int64), drafts.astype(np.int64)))
+            matcher.traverse_draft_tree(following, np.full_like(nodes, -1), tokens, words)
+        else:
+            matcher.fill_next_token_bitmask(words, 0)
+        return self._judge(drafts, words)
+
+    def _judge(self, drafts: Int32Array, words: Int32Array) -> int:
+        """How many drafts may be verified; completes the masks up to there."""
+        last = self._last
+        for place, draft in enumerate([*drafts.tolist(), None]):
+            mask = words[place]
+            self._keep_to_utf8(mask, last)
+            if not mask.any():
+                return place - 1  # a dead end: the draft before it leads nowhere
+            if self.num_tokens + place < self._min_tokens:
+                self._forbid_stops(mask)
+            if draft is None or not mask[draft // 32] >> (draft % 32) & 1:
+                return place
+            if draft in self._ends:
+                words[place + 1] = _ANYTHING  # what follows an end is cut off
+                return place + 1
+            last = draft
+        raise AssertionError("unreachable: the last place has no draft")
+
+    def _keep_to_utf8(self, mask: Int32Array, last: int | None) -> None:
+        """Forbid what would complete no character with the end of the token before."""
+        vocabulary = self._compiled.vocabulary
+        text = b"" if last is None else vocabulary.texts[last]
+        if text and text[-1] in vocabulary.after:
+            mask &= vocabulary.after[text[-1]]
+
+    def _forbid_stops(self, mask: Int32Array) -> None:
+        without = mask.copy()
+        np.bitwise_and.at(without, self._stops // 32, ~(1 << (self._stops % 32)).astype(np.int32))
+        if without.any():
+            mask[:] = without
+
+    def _matcher_now(self) -> Any:
+        if self._matcher is None:
+            self._matcher = self._compiled.new_matcher(
+                self._compiled.grammar, override_stop_tokens=sorted(self._ends)
+            )
+        return self._matcher
+
+
+def make_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
+    """The first ``vocab_size`` ids; those that the tokenizer does not know are gaps.
+
+    Raises:
+        RequestError: the tokenizer's texts are no sum of its tokens' bytes.
+    """
+    known = token_texts(tokenizer)[:vocab_size]
+    texts = [b"" if _breaks_utf8(text) else text for text in known]
+    texts += [b""] * (vocab_size - len(texts))
+    first = np.array([text[0] if text else 0 for text in texts], np.uint8)
+    after = {}
+    for lead, (low, high) in _SECOND_BYTES.items():
+        bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+        bits[:vocab_size] = (first >= low) & (first <= high)
+        after[lead] = np.packbits(bits, bitorder="little").view(np.int32)
+    return Vocabulary(texts, after)
+
+
+def _breaks_utf8(text: bytes) -> bool:
+    """Whether a token holds a byte that may not follow the one before it."""
+    if text.isascii():
+        return False
+    for lead, second in itertools.pairwise(text):
+        low, high = _SECOND_BYTES.get(lead, (0, 255))
+        if not low <= second <= high:
+            return True
+    return False
+
+
+def token_texts(tokenizer: Tokenizer) -> list[bytes]:
+    """What each token id adds to the text; nothing for special ones and for gaps.
+
+    Raises:
+        RequestError: the tokenizer's texts are no sum of its tokens' bytes.
+    """
+    size = tokenizer.vocab_size
+    if tokenizer.is_byte_level:
+        known = tokenizer.token_bytes(skip_special_tokens=True)
+        return [known[i] for i in range(size)]
+    if not tokenizer.has_byte_fallback:
+        raise RequestError(
+            "structured outputs need a byte-level or byte-fallback tokenizer, and the one of "
+            f"{tokenizer.path.name} is neither. hint: use another model for this"
+        )
+    return [_piece_bytes(tokenizer, i) for i in range(size)]
+
+
+def _piece_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """Bytes of a token of a SentencePiece-style vocabulary."""
+    text = tokenizer.token_text(token_id, skip_special_tokens=True) or ""
+    if tokenizer.is_byte_token(token_id):
+        return bytes([int(text[3:5], 16)])
+    if token_id not in tokenizer.added_token_ids:
+        text = text.replace("▁", " ")
+    return text.encode()
+
+
+def _text_of(params: StructuredOutputsParams) -> str:
+    """What a structure is compiled from."""
+    if params.choice is not None:
+        # JSON's way to write a string is EBNF's too.
+        return "root ::= " + " | ".join(json.dumps(x, ensure_ascii=False) for x in params.choice)
+    if params.json_object is not None:
+        return '{"type": "object", "additionalProperties": true}'
+    text = params.json or params.regex or params.grammar
+    return text if isinstance(text, str) else ""
+
+
+def _check_nesting(text: str, name: str) -> None:
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth > MAX_NESTING:
+            raise RequestError(
+                f"{name} has brackets more than {MAX_NESTING} deep, at character {place + 1}. "
+                "hint: make it flatter"
+            )
+
+
+def _reason(error: Exception) -> str:
+    """xgrammar's own words without its time, file and condition."""
+    text = re.sub(r"^\[[\d:]+\] \S+?:\d+: ", "", str(error).strip())
+    text = re.sub(r"^Check failed: .*? is false: ", "", text).partition("\n")[0]
+    return text.rstrip(". \n") or type(error).__name__

@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI-compatible, the engine in a process of its own."""

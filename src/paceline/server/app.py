@@ -1,0 +1,158 @@
+"""The web application: routes, middleware, errors and its own description, around an ``Api``.
+
+Knows the framework and nothing else does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline import __version__
+from paceline.errors import PacelineError
+from paceline.server.auth import ApiKeys, RequireKey
+from paceline.server.errors import APIError, as_api_error
+from paceline.server.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from paceline.server.routes import Api
+
+_BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_SCHEMA = "#/components/schemas/"
+_ERROR_SCHEMA = {
+    "title": "Error",
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+
+
+def make_app(api: Api, api_keys: tuple[str, ...] = ()) -> FastAPI:
+    """The ASGI application. api_keys: of which clients must send one, unless there are none."""
+    settings = api.settings
+    app = FastAPI(
+        title="Paceline",
+        version=__version__,
+        root_path=settings.root_path,
+        openapi_url=None if settings.disable_fastapi_docs else "/openapi.json",
+    )
+    _add_routes(app, api)
+    app.add_exception_handler(PacelineError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_fault)
+    if api_keys:
+        app.add_middleware(RequireKey, keys=ApiKeys(api_keys))
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _add_routes(app: FastAPI, api: Api) -> None:
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {
+            "description": "an error in OpenAI's form",
+            "content": {"application/json": {"schema": {"$ref": f"{_SCHEMA}Error"}}},
+        }
+        for status in ("4XX", "5XX")
+    }
+    for path, endpoint, body in (
+        ("/v1/chat/completions", api.chat, ChatCompletionRequest),
+        ("/v1/completions", api.completions, CompletionRequest),
+        ("/tokenize", api.tokenize, TokenizeRequest),
+        ("/detokenize", api.detokenize, DetokenizeRequest),
+    ):
+        schema = {"$ref": _SCHEMA + body.__name__}
+        content = {"required": True, "content": {"application/json": {"schema": schema}}}
+        app.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            responses=errors,
+            openapi_extra={"requestBody": content},
+        )
+    for path, getter in (
+        ("/v1/models", api.models),
+        ("/v1/models/{name:path}", api.model),
+        ("/health", api.health),
+        ("/ping", api.ping),
+        ("/version", api.version),
+    ):
+        app.add_api_route(path, getter, methods=["GET"], responses=errors)
+    app.add_api_route("/ping", api.ping, methods=["POST"], include_in_schema=False)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's description, with the bodies, which are read by hand."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        template = _SCHEMA + "{model}"
+        _, bodies = models_json_schema(
+            [(body, "validation") for body in _BODIES], ref_template=template
+        )
+        known = schema.setdefault("components", {}).setdefault("schemas", {})
+        known |= {**bodies["$defs"], "Error": _ERROR_SCHEMA}
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    return _response(as_api_error(error))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the framework itself refuses: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}. hint: /docs lists paths"
+    told = APIError(error.status_code, message)
+    return _response(told, dict(error.headers or {}))
+
+
+async def _on_fault(_: Request, error: Exception) -> Response:
+    """A fault of ours; the server logs where it happened."""
+    return _response(
+        APIError(
+            500,
+            f"the server failed on this request ({type(error).__name__}). hint: its log has the "
+            "details; please report it",
+            code="internal_error",
+        )
+    )
+
+
+def _response(error: APIError, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        error.content,
+        error.status,
+        {**(headers or {}), **error.headers},
+        media_type="application/json",
+    )

@@ -1,0 +1,289 @@
+"""A server's life: port, engine, application, signals, orderly end.
+
+status = asyncio.run(Serving(args, settings).run())
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from paceline.config import EngineConfig
+from paceline.engine.tokenizer import Tokenizer
+from paceline.errors import ConfigError
+from paceline.log import configure_logging
+from paceline.server.app import make_app
+from paceline.server.convert import ServingContext
+from paceline.server.engine_client import EngineClient
+from paceline.server.errors import unavailable
+from paceline.server.messages import Ready
+from paceline.server.reasoning import REASONING_PARSERS
+from paceline.server.routes import Api
+from paceline.server.settings import ServerSettings
+from paceline.server.tool_parsers import TOOL_PARSERS
+
+logger = logging.getLogger(__name__)
+
+KEY_VARIABLE = "PACELINE_API_KEY"
+_INTERRUPTED = 130
+# Beyond the shutdown timeout, for clients that do not read what they are sent.
+_LAST_WRITES_S = 5
+
+
+class Serving:
+    """One server, from its port to its exit status.
+
+    config: of the engine. log_stats: whether the engine logs its line every few seconds.
+    handle_signals: False where the caller ends the server, through ``stop``.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        settings: ServerSettings,
+        *,
+        log_stats: bool = True,
+        handle_signals: bool = True,
+    ) -> None:
+        check_parsers(settings)
+        self._config = config
+        self._settings = settings
+        self._handle_signals = handle_signals
+        self._template = read_template(settings.chat_template)
+        self._http: _HttpServer | None = None
+        self._starting: asyncio.Task[Ready] | None = None
+        self._num_stops = 0
+        self.client = EngineClient(config, restart=settings.restart_engine, log_stats=log_stats)
+        self.api: Api | None = None
+        self.url = ""  # known once it serves
+
+    async def run(self) -> int:
+        """Serve until told to stop. Returns the exit status: 0, or 130 if it was told twice.
+
+        Raises ConfigError or CapacityError when it cannot start, the port's problems first.
+        """
+        with contextlib.closing(listen(self._settings)) as port, self._signals():
+            try:
+                if await self._start_engine():
+                    await self._serve(port)
+            finally:
+                await self.client.stop(patience=self._num_stops < 2)
+        return 0 if self._num_stops < 2 else _INTERRUPTED
+
+    async def _start_engine(self) -> bool:
+        """Whether an engine serves, rather than that the server was told to stop."""
+        tokenizer = asyncio.create_task(asyncio.to_thread(self._load_tokenizer))
+        self._starting = asyncio.create_task(self.client.start())
+        try:
+            ready = await self._starting
+            self.api = self._make_api(ready, await tokenizer)
+        except asyncio.CancelledError:
+            if not self._num_stops:
+                raise
+            return False
+        finally:
+            self._starting = None
+        return True
+
+    def _load_tokenizer(self) -> Tokenizer:
+        path = self._config.tokenizer.path
+        if path is None:
+            raise ConfigError(
+                "the server needs a tokenizer, but skip_tokenizer_init is set. hint: leave it out"
+            )
+        tokenizer = Tokenizer.load(path)
+        tokenizer.chat_templates  # noqa: B018  read now: a file that cannot be read ends the start
+        return tokenizer
+
+    def _make_api(self, ready: Ready, tokenizer: Tokenizer) -> Api:
+        config, settings = self._config, self._settings
+        names = settings.served_model_name or (config.model.name,)
+        speculative = config.speculative
+        context = ServingContext(
+            tokenizer=tokenizer,
+            model_name=names[0],
+            max_model_len=ready.max_model_len,
+            vocab_size=config.model.arch.vocab_size,
+            default_sampling=config.default_sampling,
+            chat_template=self._template,
+            tool_parser=settings.tool_call_parser if settings.enable_auto_tool_choice else None,
+            reasoning_parser=settings.reasoning_parser,
+            spec_decode_metrics=settings.per_request_spec_decode_metrics != "off",
+            num_speculative_tokens=speculative.num_speculative_tokens if speculative else None,
+        )
+        return Api(self.client, context, settings, names, config.model.name)
+
+    async def _serve(self, port: socket.socket) -> None:
+        api, settings = self.api, self._settings
+        assert api is not None
+        keys = settings.api_key + tuple(filter(None, [os.environ.get(KEY_VARIABLE)]))
+        _configure_http_logging(settings.access_log)
+        http_config = uvicorn.Config(
+            make_app(api, keys),
+            access_log=settings.access_log,
+            log_config=None,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=int(settings.shutdown_timeout) + _LAST_WRITES_S,
+            ssl_keyfile=settings.ssl_keyfile,
+            ssl_certfile=settings.ssl_certfile,
+        )
+
+        def accepting() -> None:
+            self.url = _url(settings, port)
+            names = ", ".join(api.names)
+            logger.info("serving %s at %s/v1 (%s)", names, self.url, _who_may(keys))
+
+        self._http = _HttpServer(http_config, accepting)
+        await self._http.serve(sockets=[port])
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if not self._handle_signals:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """Accept nothing more, let requests finish within the timeout; the second time, end now."""
+        self._num_stops += 1
+        if self._starting is not None:
+            self._starting.cancel()
+        if self._http is None:
+            return
+        if self._num_stops == 1:
+            self._drain(self._http)
+        else:
+            self._end_requests()
+            self._http.force_exit = True
+
+    def _drain(self, http: _HttpServer) -> None:
+        seconds = self._settings.shutdown_timeout
+        if self.api is not None:
+            self.api.draining = True
+        logger.info(
+            "shutting down: %d outputs in flight have %g s to finish; a second signal ends them",
+            self.client.num_in_flight,
+            seconds,
+        )
+        http.should_exit = True
+        asyncio.get_running_loop().call_later(seconds, self._end_requests)
+
+    def _end_requests(self) -> None:
+        if self.client.num_in_flight:
+            logger.warning("%d outputs in flight are ended", self.client.num_in_flight)
+        self.client.fail_all(unavailable("the server is shutting down", "shutting_down"))
+
+
+class _HttpServer(uvicorn.Server):
+    """Signals are the caller's: uvicorn would raise them again at the end, and exit with them.
+
+    accepting: called once connections are accepted.
+    """
+
+    def __init__(self, config: uvicorn.Config, accepting: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._accepting = accepting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._accepting()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def check_parsers(settings: ServerSettings) -> None:
+    """Raise ConfigError for a parser that there is not."""
+    for flag, name, known in (
+        ("tool_call_parser", settings.tool_call_parser, TOOL_PARSERS),
+        ("reasoning_parser", settings.reasoning_parser, REASONING_PARSERS),
+    ):
+        if name is not None and name not in known:
+            raise ConfigError(f"`{flag}` must be one of {', '.join(known)}, got {name!r}")
+    if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
+        raise ConfigError(
+            "`enable_auto_tool_choice` needs to know how the model writes calls. hint: give "
+            f"`--tool-call-parser` ({', '.join(TOOL_PARSERS)})"
+        )
+
+
+def read_template(given: str | None) -> str | None:
+    """The template's text where a file was given; a name or a text as it is."""
+    if given is None or "{{" in given or "{%" in given:
+        return given
+    path = Path(given).expanduser()
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else given
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the chat template {given} cannot be read: {error}") from error
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """A socket bound to the address; it accepts nothing yet.
+
+    Raises:
+        ConfigError: the address is taken, not this machine's, or not allowed.
+    """
+    host, port = settings.host, settings.port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(
+            f"there is no address `{host}`: {error.strerror}. hint: --host takes an address of "
+            "this machine, such as 127.0.0.1 or 0.0.0.0"
+        ) from error
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} of {host} is taken by another program. hint: end that one, or give "
+                "another `--port`; 0 takes a free one"
+            ) from error
+        raise ConfigError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
+    return bound
+
+
+def _url(settings: ServerSettings, port: socket.socket) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    return f"{scheme}://{host}:{port.getsockname()[1]}{settings.root_path}"
+
+
+def _who_may(keys: tuple[str, ...]) -> str:
+    return f"{len(keys)} API keys" if keys else "no API key needed"
+
+
+def _configure_http_logging(access_log: bool) -> None:
+    """uvicorn's log lines in our form: warnings, and one a request if asked for."""
+    configure_logging()
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO if access_log else logging.WARNING)
+    for handler in logging.getLogger("paceline").handlers:
+        if handler not in logging.getLogger("uvicorn").handlers:
+            logging.getLogger("uvicorn").addHandler(handler)
