@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -46,6 +47,8 @@ class ScriptedChannel:
     def receive(self, timeout: float) -> list[ToEngine]:
         self.looks += 1
         batch = self.batches.pop(0) if self.batches else ([Shutdown()] if timeout else [])
+        if not batch:  # an empty batch is a look in vain
+            time.sleep(min(timeout, 0.01))
         return [decode_for_engine(encode(message)) for message in batch]
 
     def send(self, message: FromEngine) -> None:
@@ -268,7 +271,7 @@ def test_a_grammar_that_cannot_be_compiled_is_a_wrong_request(engine: LLMEngine)
     compiled = engine.prepare(shaped)
     assert compiled is not None
     assert isinstance(compiled.exception(30), RequestError)
-    channel = serve(engine, [AddRequest("bad", PROMPT, shaped)])
+    channel = serve(engine, [AddRequest("bad", PROMPT, shaped)], *[[]] * 500)
     assert channel.of("bad")[0].error_status == 400
 
 
