@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -444,6 +445,12 @@ def test_refused_plots(
         assert main([*plots, str(path)]) == 1
         assert says in capsys.readouterr().err
     (tmp_path / "folder.png").mkdir()
+    os.mkfifo(tmp_path / "fifo.png")
+    (tmp_path / "link.png").symlink_to(tmp_path / "nowhere.png")
+    for place in (tmp_path / "fifo.png", tmp_path / "link.png"):
+        assert main([*plots, str(place)]) == 1
+        assert "cannot be written: it is not a file" in capsys.readouterr().err
+    assert (tmp_path / "link.png").is_symlink()
     # The last is writable by its permissions for some users, and still cannot be written.
     for place in (tmp_path / "folder.png", tmp_path / f"{'a' * 300}.png", Path("/proc/x.png")):
         assert main([*plots, str(place)]) == 1

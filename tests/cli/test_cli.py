@@ -485,6 +485,7 @@ def test_input_that_is_no_text(llm: type[ScriptedLLM], monkeypatch: pytest.Monke
     ("text", "says"),
     [
         ('{"prompt": "a"}\nb', "line 2 is not valid JSON"),
+        ('{"prompt": "a"}\n' + "[" * 100_000, "line 2 is not valid JSON: it is nested too deeply"),
         ('{"prompt": "a"}\n\n{"text": "b"}', "line 3 must have one of"),
         ('{"prompt": "a", "messages": []}', "found prompt and messages"),
         ('{"prompt": 5}', "`prompt` must be a string, got 5"),

@@ -46,7 +46,11 @@ def _check_place(path: Path) -> None:
     try:
         if not path.parent.is_dir():
             raise ConfigError(f"--plot: there is no directory `{path.parent}`. hint: make it first")
-        existed = path.exists()
+        existed = path.exists() or path.is_symlink()
+        if existed and not path.is_file():
+            raise ConfigError(
+                f"--plot: `{path}` cannot be written: it is not a file. hint: choose another place"
+            )
         with path.open("ab"):
             pass
         if not existed:

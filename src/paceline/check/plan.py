@@ -295,7 +295,9 @@ def _check_memory(plan: Plan, pool: Pool) -> None:
         if plan.gpu is not None and not pool.is_estimate:
             _warn_of_tight_pool(plan, plan.gpu, pool)
         return
-    ways_out = ["lower `kv_cache_memory_bytes`", "choose a smaller model"]
+    override = plan.args.num_gpu_blocks_override is not None
+    size = "num_gpu_blocks_override" if override else "kv_cache_memory_bytes"
+    ways_out = [f"lower `{size}`", "choose a smaller model"]
     if plan.demand.dtype == "float32":
         ways_out.insert(1, 'set `dtype="bfloat16"`')
     if plan.sources.drafter is not None:
@@ -318,6 +320,8 @@ def _plan_host_blocks(plan: Plan) -> int:
         plan.notes["swap_space"] = "unused: preempted sequences are recomputed"
         return 0
     if plan.gpu is None:
+        if args.device == "cuda":  # that there is none is said already
+            return 0
         plan.faults.append(
             Fault(
                 "`preemption_mode='swap'` copies KV blocks from a GPU to host memory, but the "

@@ -134,7 +134,7 @@ def _place(source: str, line: int) -> str:
 def _is_json_lines(line: str) -> bool:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and any(kind in value for kind in _KINDS)
 
@@ -144,6 +144,8 @@ def _parse(line: str, where: str) -> PromptItem:
         value = json.loads(line)
     except ValueError as error:
         raise RequestError(f"{where} is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise RequestError(f"{where} is not valid JSON: it is nested too deeply") from error
     kinds = [kind for kind in _KINDS if isinstance(value, dict) and kind in value]
     if len(kinds) != 1:
         found = " and ".join(kinds) if kinds else "none"
