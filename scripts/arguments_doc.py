@@ -38,6 +38,8 @@ SAMPLING_MEANINGS = {
     "min_tokens": "no stop id and no stop string ends the output before this many tokens",
     "logprobs": "report the chosen token and this many of the most probable at each position",
     "prompt_logprobs": "the same for the tokens of the prompt",
+    "structured_outputs": "the form the output must have, a `StructuredOutputsParams` or a dict; "
+    "see [structured.md](structured.md)",
     "logit_bias": "token id to a number added to its logit, -100 to 100",
     "skip_special_tokens": "leave special tokens out of the text",
 }

@@ -78,7 +78,7 @@ def test_a_bench_of_a_pair_is_greedy_by_itself(
     tables, result = " ".join(" ".join(lines).split()), json.loads(last)
     assert result["workload"]["sampling"] == {}
     assert result["workload"]["temperatures"] == [0]
-    assert "temperature 0 (greedy), the default of the model" in tables
+    assert "temperature 0 (greedy), the model's own" in tables
     assert result["variants"][1]["acceptance"]["conditional"] == [1, 1]
     assert "A pair of `paceline synth` accepts at the rate it was made with" in tables
 
