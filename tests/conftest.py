@@ -13,12 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from paceline.check import gpu
 from paceline.engine_args import EngineArgs
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+
+# The first text that Hypothesis draws makes its Unicode tables, a second of work in a fresh clone.
+settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("paceline")
 
 _find_gpu = gpu.find_gpu
 _POOL_BYTES = 1 << 28  # of an engine on the card: tests hold several at once
