@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+IntArray = Int32Array | Int64Array
 BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]
 

@@ -134,6 +134,15 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("positional", nargs="*", metavar="MODEL", help="the same as --model MODEL")
+    _add_comparison_flags(parser)
+    _add_workload_flags(parser)
+    _add_output_flags(parser)
+    add_engine_flags(parser)
+    add_sampling_flags(parser)
+    return parser
+
+
+def _add_comparison_flags(parser: Parser) -> None:
     group = parser.add_argument_group("what is compared (a product, if several are given)")
     group.add_argument(
         "--k",
@@ -165,6 +174,9 @@ def _parser() -> Parser:
         help="several engines in one process, or in one each; auto: in one if they fit into "
         "memory, else one each, taking turns (default: auto)",
     )
+
+
+def _add_workload_flags(parser: Parser) -> None:
     group = parser.add_argument_group("what is run")
     group.add_argument(
         "--file", type=Path, help="prompts, as for `paceline generate` (default: random tokens)"
@@ -182,6 +194,9 @@ def _parser() -> Parser:
             metavar="LENGTHS",
             help=f"tokens of synthetic {name}s: {FORMS} (default: {default})",
         )
+
+
+def _add_output_flags(parser: Parser) -> None:
     group = parser.add_argument_group("what comes out")
     form = group.add_mutually_exclusive_group()
     form.add_argument(
@@ -195,9 +210,6 @@ def _parser() -> Parser:
         help="draw draft length against tokens/s, and their ratio to the first variant",
     )
     group.add_argument("--quiet", action="store_true", help="no progress, no warnings")
-    add_engine_flags(parser)
-    add_sampling_flags(parser)
-    return parser
 
 
 def _draft_lengths(text: str) -> list[int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.arrays import BoolArray, Int32Array, Int64Array, TokenLogprobs
+from paceline.arrays import BoolArray, Int32Array, Int64Array, IntArray, TokenLogprobs
 from paceline.request import TokenGrammar
 from paceline.sampling_params import SamplingParams
 
@@ -98,3 +98,29 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[tuple[int, int, int], TokenLogprobs] = field(default_factory=dict)
     # (row, generation, why its sequence cannot go on)
     failed: list[tuple[int, int, str]] = field(default_factory=list)
+
+    def add(
+        self,
+        rows: Int64Array,
+        generations: Int64Array,
+        token_ids: IntArray,
+        num_sampled: IntArray,
+        num_draft_tokens: IntArray,
+    ) -> None:
+        """Append the rows of one pass, [M] each, token_ids [M, W]; narrower runs are padded."""
+        width = max(token_ids.shape[1], self.token_ids.shape[1])
+        self.rows = _joined(self.rows, rows)
+        self.generations = np.concatenate([self.generations, generations])
+        added = _padded(token_ids.astype(np.int32), width)
+        self.token_ids = _joined(_padded(self.token_ids, width), added)
+        self.num_sampled = _joined(self.num_sampled, num_sampled)
+        self.num_draft_tokens = _joined(self.num_draft_tokens, num_draft_tokens)
+
+
+def _joined(before: Int32Array, more: IntArray) -> Int32Array:
+    return np.concatenate([before, more.astype(np.int32)])
+
+
+def _padded(token_ids: Int32Array, width: int) -> Int32Array:
+    padded: Int32Array = np.pad(token_ids, ((0, 0), (0, width - token_ids.shape[1])))
+    return padded

@@ -15,7 +15,14 @@ from paceline.server.convert import EngineRequest, ServingContext
 from paceline.server.logprobs import CompletionLogprobs, prompt_logprobs
 from paceline.server.messages import Delta, TokenLogprobs
 from paceline.server.protocol import CompletionRequest
-from paceline.server.response_parts import DONE, Account, ResponseHead, event, new_id
+from paceline.server.response_parts import (
+    DONE,
+    Account,
+    ResponseHead,
+    TextChunks,
+    event,
+    new_id,
+)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -91,10 +98,7 @@ class CompletionStream(_CompletionAnswer):
         self._early: dict[str, list[Delta]] = {}
         self._prompts: dict[str, Sequence[TokenLogprobs | None]] = {}
         self._is_plain = body.logprobs is None and not body.continuous_usage
-        self._before_index = b"data: " + self._head.opening + b'[{"index":'
-        self._before_text = b',"text":'
-        usage = b',"usage":null' if body.include_usage else b""
-        self._after_text = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
+        self._plain = TextChunks(self._head, b',"text":', b"", body.include_usage)
 
     def event(self, delta: Delta) -> bytes:
         """The chunk of one delta; empty when it adds nothing that can be told yet."""
@@ -102,17 +106,7 @@ class CompletionStream(_CompletionAnswer):
             number = self._number(delta)
             if self._begun[number]:
                 self._account.add(delta)
-                if not delta.text:
-                    return b""
-                return b"".join(
-                    (
-                        self._before_index,
-                        str(number).encode(),
-                        self._before_text,
-                        _encode(delta.text),
-                        self._after_text,
-                    )
-                )
+                return self._plain.chunk(number, delta.text)
         if not self._body.echo or self._body.logprobs is None:
             return self._full_event(delta)
         return self._with_prompt(delta)

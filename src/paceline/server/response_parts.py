@@ -47,6 +47,26 @@ class ResponseHead:
         return _encode(self.fields)[:-1] + b',"choices":'
 
 
+class TextChunks:
+    """Chunks that say nothing but a piece of text, put together from bytes.
+
+    A stream mostly consists of them. before, after: JSON of a choice around its text.
+    """
+
+    def __init__(self, head: ResponseHead, before: bytes, after: bytes, usage: bool) -> None:
+        self._before_index = b"data: " + head.opening + b'[{"index":'
+        self._before_text = before
+        end = b',"logprobs":null,"finish_reason":null}]'
+        self._after_text = after + end + (b',"usage":null' if usage else b"") + b"}\n\n"
+
+    def chunk(self, index: int, text: str) -> bytes:
+        """The next piece of choice ``index``; nothing when it is empty."""
+        if not text:
+            return b""
+        parts = (self._before_index, b"%d" % index, self._before_text, _encode(text))
+        return b"".join((*parts, self._after_text))
+
+
 class Account:
     """Tokens of one response, and the drafts of its one output.
 

@@ -21,7 +21,14 @@ from paceline.server.logprobs import chat_logprobs, prompt_logprobs
 from paceline.server.message_parser import MessageDelta, MessageParser
 from paceline.server.messages import Delta, TokenLogprobs
 from paceline.server.protocol import ChatCompletionRequest
-from paceline.server.response_parts import DONE, Account, ResponseHead, event, new_id
+from paceline.server.response_parts import (
+    DONE,
+    Account,
+    ResponseHead,
+    TextChunks,
+    event,
+    new_id,
+)
 from paceline.server.tool_parsers import ToolDelta
 
 _encode = msgspec.json.Encoder().encode
@@ -74,29 +81,15 @@ class ChatStream(_ChatAnswer):
         self._head = ResponseHead(new_id("chatcmpl"), "chat.completion.chunk", model)
         self._begun = [False] * request.sampling.n
         self._positions: list[list[TokenLogprobs]] = [[] for _ in self._begun]
-        # A chunk of plain text is put together from bytes: it is what a stream mostly consists of.
         self._is_plain = request.form.is_content and not body.logprobs and not body.continuous_usage
-        self._before_index = b"data: " + self._head.opening + b'[{"index":'
-        self._before_text = b',"delta":{"content":'
-        usage = b',"usage":null' if body.include_usage else b""
-        self._after_text = b'},"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
+        self._plain = TextChunks(self._head, b',"delta":{"content":', b"}", body.include_usage)
 
     def event(self, delta: Delta) -> bytes:
         """The chunk of one delta; empty when it adds nothing that can be told yet."""
         index = delta.index
         if self._is_plain and delta.finish_reason is None and self._begun[index]:
             self._account.add(delta)
-            if not delta.text:
-                return b""
-            return b"".join(
-                (
-                    self._before_index,
-                    str(index).encode(),
-                    self._before_text,
-                    _encode(delta.text),
-                    self._after_text,
-                )
-            )
+            return self._plain.chunk(index, delta.text)
         return self._full_event(delta)
 
     def _full_event(self, delta: Delta) -> bytes:

@@ -117,7 +117,7 @@ class Serving:
             chat_template=self._template,
             tool_parser=settings.tool_call_parser if settings.enable_auto_tool_choice else None,
             reasoning_parser=settings.reasoning_parser,
-            spec_decode_metrics=settings.per_request_spec_decode_metrics != "off",
+            spec_decode_metrics=settings.per_request_spec_decode_metrics != "none",
             num_speculative_tokens=speculative.num_speculative_tokens if speculative else None,
         )
         return Api(self.client, context, settings, names, config.model.name)

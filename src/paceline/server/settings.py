@@ -11,7 +11,7 @@ from typing import Any
 from paceline.engine_args import join_problems
 from paceline.errors import ConfigError
 
-SPEC_DECODE_METRICS = ("off", "summary", "detailed")
+SPEC_DECODE_METRICS = ("none", "summary")
 
 
 def _setting(default: Any, help_text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -45,7 +45,7 @@ class ServerSettings:
     enable_auto_tool_choice: bool = _setting(False, "let the model decide whether to call tools")
     reasoning_parser: str | None = _setting(None, "how the model marks its reasoning")
     per_request_spec_decode_metrics: str = _setting(
-        "off", "what responses say of drafts", SPEC_DECODE_METRICS
+        "none", "what responses say of drafts", SPEC_DECODE_METRICS
     )
     max_queue: int = _setting(
         1024, "outputs that may wait beside max_num_seqs running ones; beyond that clients get 429"

@@ -324,14 +324,7 @@ class DeviceRunner:
         self._num_tokens[rows[mine]] += counts[mine]
         if sampled.scores is not None:
             self._add_logprobs(sampled, sampled.scores, tokens, live, result)
-        width = max(width, result.token_ids.shape[1])
-        result.rows = np.concatenate([result.rows, rows[live].astype(np.int32)])
-        result.generations = np.concatenate([result.generations, generations[live]])
-        result.token_ids = np.concatenate(
-            [_widen(result.token_ids, width), _widen(tokens[live], width)]
-        )
-        result.num_sampled = np.concatenate([result.num_sampled, counts[live]])
-        result.num_draft_tokens = np.concatenate([result.num_draft_tokens, drafts[live]])
+        result.add(rows[live], generations[live], tokens[live], counts[live], drafts[live])
 
     def _check_latency(self) -> None:
         """Raise EngineError if logits are not finite because the latency kernel gave up."""
@@ -363,7 +356,3 @@ class DeviceRunner:
             result.logprobs[row] = token_logprobs(
                 logits, chosen, int(self._num_logprobs[row]), self._vocab_limit
             )
-
-
-def _widen(tokens: np.ndarray, width: int) -> np.ndarray:
-    return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))

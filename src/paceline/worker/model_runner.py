@@ -284,33 +284,6 @@ class ModelRunner:
         for row in rows[failed & live].tolist():
             result.failed.append((row, int(state.generation[row]), NONFINITE))
         live &= counts > 0
-        self._report(rows, runs, counts, drafts, live, result)
+        result.add(rows[live], state.generation[rows[live]], runs[live], counts[live], drafts[live])
         state.advance(rows[live], runs[live], counts[live])
         state.active[rows[failed]] = False
-
-    def _report(
-        self,
-        rows: Int64Array,
-        runs: Int64Array,
-        counts: Int64Array,
-        drafts: Int64Array,
-        live: BoolArray,
-        result: ModelRunnerOutput,
-    ) -> None:
-        """Add the live rows' runs to the result."""
-        state = self.state
-        width = max(runs.shape[1], result.token_ids.shape[1])
-        before = result.token_ids
-        result.rows = np.concatenate([result.rows, rows[live].astype(np.int32)])
-        result.generations = np.concatenate([result.generations, state.generation[rows[live]]])
-        result.token_ids = np.concatenate(
-            [_widen(before, width), _widen(runs[live].astype(np.int32), width)]
-        )
-        result.num_sampled = np.concatenate([result.num_sampled, counts[live].astype(np.int32)])
-        result.num_draft_tokens = np.concatenate(
-            [result.num_draft_tokens, drafts[live].astype(np.int32)]
-        )
-
-
-def _widen(tokens: np.ndarray, width: int) -> np.ndarray:
-    return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
