@@ -32,12 +32,29 @@ def load_model(
 
     Raises ConfigError when the files do not hold the model config.json describes.
     """
-    start = time.perf_counter()
-    files = check_weights(config.path, config.arch)
-    dtype = TORCH_DTYPES[config.dtype]
+    model = create_model(config, device, attention, tp)
+    fill_model(model, config)
+    return model
+
+
+def create_model(
+    config: ModelConfig, device: str, attention: AttentionBackend, tp: TPGroup
+) -> DecoderModel:
+    """The same with weights that are allocated and hold nothing yet; see ``fill_model``."""
+    check_weights(config.path, config.arch)
     with torch.inference_mode():
-        model = model_class(config.arch.family)(config.arch, attention, tp, dtype, device)
-        load_weights(model, files)
+        make, dtype = model_class(config.arch.family), TORCH_DTYPES[config.dtype]
+        return make(config.arch, attention, tp, dtype, device).eval()
+
+
+def fill_model(model: DecoderModel, config: ModelConfig) -> None:
+    """Load the weights of ``config`` into its model. Any thread may do it.
+
+    Raises ConfigError when the files do not hold the model config.json describes.
+    """
+    start = time.perf_counter()
+    with torch.inference_mode():
+        load_weights(model, check_weights(config.path, config.arch))
         packed = model.pack_weights()
     parameters = count_parameters(config.arch)
     logger.info(
@@ -49,7 +66,6 @@ def load_model(
         time.perf_counter() - start,
         f"; {packed} matrices packed for this CPU" if packed else "",
     )
-    return model.eval()
 
 
 def load_weights(model: DecoderModel, files: dict[str, list[str]]) -> None:

@@ -1,7 +1,7 @@
 """Decode iterations as graphs: one a (bucket, k).
 
-A batch is padded to the next bucket with null rows, which costs little: a decode step reads the
-same weights for a few rows more.
+A batch is padded to the next bucket with null rows. Few rows more cost little, as a decode step
+reads the same weights; many are computed like others, so large buckets lie closer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from paceline.worker.decode_step import DecodeStep, Scores
 from paceline.worker.graphs import Graphs
 
-_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _BUCKET_STEP = 128  # beyond the list
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from paceline.attention.triton import TritonAttention
 from paceline.config import EngineConfig, ModelConfig, SpeculativeConfig
 from paceline.distributed.tp_group import SingleProcessGroup
 from paceline.errors import CapacityError
-from paceline.models.loader import TORCH_DTYPES, load_model
+from paceline.models.loader import TORCH_DTYPES, create_model, fill_model
 from paceline.ops import triton as triton_ops
 from paceline.sample.triton import DeviceSampler
 from paceline.worker.decode_graphs import DecodeGraphs, bucket_of
@@ -80,18 +81,25 @@ class DeviceBuilder:
         self._phase("device")
         speculative = config.speculative
         drafter = None if speculative is None else speculative.model
-        paths = [self._latency_path(m) for m in (config.model, drafter) if m is not None]
-        allocated = [self._allocated()]
-        target = self._load(config.model)
-        allocated.append(self._allocated())
-        draft = None if drafter is None else self._load(drafter)
-        allocated.append(self._allocated())
-        sides = [target] if draft is None else [target, draft]
+        models = [m for m in (config.model, drafter) if m is not None]
+        paths = [self._latency_path(model) for model in models]
+        allocated, sides = [self._allocated()], []
+        for model in models:
+            sides.append(self._create(model))
+            allocated.append(self._allocated())
+        allocated += allocated[-1:] * (3 - len(allocated))
+        settings = f"max_num_seqs ({config.scheduler.max_num_seqs})"
+        with ThreadPoolExecutor(1) as pool:  # weights stream in while kernels compile
+            filled = [
+                pool.submit(fill_model, side.model, model)
+                for side, model in zip(sides, models, strict=True)
+            ]
+            self._doing = ("allocating rows and scratch tensors", f"lower {settings}")
+            runner = self._assemble(sides, speculative)
+            self._compile(runner)
+            for weights in filled:
+                weights.result()
         self._phase("weights")
-        scheduler = config.scheduler
-        settings = f"max_num_seqs ({scheduler.max_num_seqs})"
-        self._doing = ("allocating rows and scratch tensors", f"lower {settings}")
-        runner = self._assemble(target, draft, speculative)
         if self.device.type == "cuda":
             if config.cache.gpu_memory_utilization:
                 self._size_pool(runner, allocated, paths)
@@ -100,12 +108,29 @@ class DeviceBuilder:
             self._phase("memory measured")
         for path, side in zip(paths, sides, strict=True):
             path.pack(side)
+        self._allocate(runner, sides, paths, settings)
+        logger.info(
+            "start-up: %s", ", ".join(f"{name} {t:.1f} s" for name, t in self.phases.items())
+        )
+        return runner
+
+    def _allocate(
+        self,
+        runner: DeviceRunner,
+        sides: list[DeviceModel],
+        paths: list[LatencyPath],
+        settings: str,
+    ) -> None:
+        """Packed weights, the KV pool, and what works on it: latency forwards and graphs."""
+        cache = self.config.cache
+        for path, side in zip(paths, sides, strict=True):
+            path.pack(side)
         settings += ", gpu_memory_utilization or kv_cache_memory_bytes"
         self._doing = ("allocating the KV pool", f"lower {settings}")
         for side in sides:
-            side.kv_caches = self._kv_caches(side, self.config.cache.num_blocks)
-        if config.cache.num_host_blocks:
-            runner.host_blocks = HostBlocks(config.cache.num_host_blocks, target.kv_caches)
+            side.kv_caches = self._kv_caches(side, cache.num_blocks)
+        if cache.num_host_blocks:
+            runner.host_blocks = HostBlocks(cache.num_host_blocks, sides[0].kv_caches)
         self._phase("KV pool")
         for path, side in zip(paths, sides, strict=True):
             path.open(side, runner.decode.step.state)
@@ -114,18 +139,14 @@ class DeviceBuilder:
         if runner.decode.graphs.enabled:
             runner.decode.capture_ahead({0, self.max_k}, _CAPTURE_SECONDS)
             self._phase("graphs")
-        logger.info(
-            "start-up: %s", ", ".join(f"{name} {t:.1f} s" for name, t in self.phases.items())
-        )
-        return runner
 
-    def _load(self, model: ModelConfig) -> DeviceModel:
+    def _create(self, model: ModelConfig) -> DeviceModel:
+        """A model whose weights are still to come, with the null block's KV alone."""
         hint = "choose a smaller model or drafter, or end other processes on the GPU"
-        self._doing = (f"loading the weights of {model.name}", hint)
-        backend = TritonAttention()
-        loaded = load_model(model, str(self.device), backend, SingleProcessGroup())
-        side = DeviceModel(loaded, [], self.config.scheduler.max_model_len)
-        side.kv_caches = self._kv_caches(side, 0)  # the null block, to measure with
+        self._doing = (f"allocating the weights of {model.name}", hint)
+        empty = create_model(model, str(self.device), TritonAttention(), SingleProcessGroup())
+        side = DeviceModel(empty, [], self.config.scheduler.max_model_len)
+        side.kv_caches = self._kv_caches(side, 0)
         return side
 
     def _latency_path(self, model: ModelConfig) -> LatencyPath:
@@ -142,8 +163,10 @@ class DeviceBuilder:
         )
 
     def _assemble(
-        self, target: DeviceModel, draft: DeviceModel | None, speculative: SpeculativeConfig | None
+        self, sides: list[DeviceModel], speculative: SpeculativeConfig | None
     ) -> DeviceRunner:
+        """A runner of the target and, if there are two, the drafter."""
+        target, draft = sides[0], sides[1] if len(sides) > 1 else None
         scheduler = self.config.scheduler
         most = scheduler.max_num_seqs
         state = DeviceRows(
@@ -226,22 +249,9 @@ class DeviceBuilder:
 
     def _measure(self, runner: DeviceRunner, allocated: list[int]) -> MemoryParts:
         """What everything but the KV pool takes, after the largest passes have run."""
-        step = runner.decode.step
-        scheduler = self.config.scheduler
-        budget = scheduler.max_num_batched_tokens
+        budget = self.config.scheduler.max_num_batched_tokens
         before = torch.cuda.memory_allocated()
-        hint = f"lower max_num_batched_tokens ({budget})"
-        self._doing = ("running the largest prefill pass", hint)
-        torch.cuda.reset_peak_memory_stats()
-        self._largest_prefill(runner)
-        prefill = torch.cuda.max_memory_allocated() - before
-        hint = f"lower max_num_seqs ({scheduler.max_num_seqs}) or num_speculative_tokens"
-        self._doing = ("running the largest decode pass", hint)
-        torch.cuda.reset_peak_memory_stats()
-        step.rows.fill_(step.state.max_num_seqs)
-        step.run(bucket_of(step.max_entries, step.max_entries), self.max_k)
-        torch.cuda.synchronize()
-        decode = torch.cuda.max_memory_allocated() - before
+        prefill, decode = (peak - before for peak in self._run_largest(runner))
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         captured = prefill * min(MAX_CAPTURED_TOKENS, budget) // budget
@@ -273,8 +283,47 @@ class DeviceBuilder:
         target, _ = self._block_bytes()
         return staging_blocks(self.config.cache.num_host_blocks, target) * target
 
-    def _largest_prefill(self, runner: DeviceRunner) -> None:
-        """A prefill pass of a whole token budget."""
+    def _compile(self, runner: DeviceRunner) -> None:
+        """Run what there is once, over the null block, so that kernels compile.
+
+        The weights may hold anything: nothing is kept of what comes out.
+        """
+        if self.device.type != "cuda":
+            return
+        self._run_largest(runner)
+        if runner.catch_up is not None:
+            self._largest_prefill(runner.catch_up)
+        step = runner.decode.step
+        for entries in (1, bucket_of(step.max_entries, step.max_entries)):
+            for k in {0, self.max_k}:
+                step.run(entries, k)
+        torch.cuda.synchronize()
+        self._phase("kernels")
+
+    def _run_largest(self, runner: DeviceRunner) -> tuple[int, int]:
+        """Run the largest prefill and decode pass, over the null block alone.
+
+        Returns the bytes that were allocated at most in each. The first time, kernels compile.
+        """
+        scheduler, step = self.config.scheduler, runner.decode.step
+        budget = scheduler.max_num_batched_tokens
+        self._doing = (
+            "running the largest prefill pass",
+            f"lower max_num_batched_tokens ({budget})",
+        )
+        torch.cuda.reset_peak_memory_stats()
+        self._largest_prefill(runner.prefill)
+        prefill = torch.cuda.max_memory_allocated()
+        hint = f"lower max_num_seqs ({scheduler.max_num_seqs}) or num_speculative_tokens"
+        self._doing = ("running the largest decode pass", hint)
+        torch.cuda.reset_peak_memory_stats()
+        step.rows.fill_(step.state.max_num_seqs)
+        step.run(bucket_of(step.max_entries, step.max_entries), self.max_k)
+        torch.cuda.synchronize()
+        return prefill, torch.cuda.max_memory_allocated()
+
+    def _largest_prefill(self, prefill: PrefillPass) -> None:
+        """A pass of a whole token budget."""
         scheduler = self.config.scheduler
         left = scheduler.max_num_batched_tokens
         lens: list[int] = []
@@ -282,7 +331,7 @@ class DeviceBuilder:
             lens.append(min(left, scheduler.max_model_len))
             left -= lens[-1]
         rows = np.arange(len(lens))
-        runner.prefill.run(rows, np.zeros_like(rows), np.array(lens))
+        prefill.run_eagerly(rows, np.zeros_like(rows), np.array(lens))
         torch.cuda.synchronize()
 
     def _allocated(self) -> int:

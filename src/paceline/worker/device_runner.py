@@ -85,7 +85,7 @@ class DeviceRunner:
         self._state: DeviceRows = decode.step.state
         self._target = decode.step.target
         self.prefill = prefill
-        self._catch_up_pass = catch_up
+        self.catch_up = catch_up
         self._vocab_limit = vocab_limit
         self._grammars = RowGrammars(self._target.model.arch.vocab_size)
         self._split = SplitDecode(decode, self._grammars)
@@ -109,18 +109,18 @@ class DeviceRunner:
             self.host_blocks.copy_in(out.swap_ins)
         if out.block_copies:
             copy_blocks(self._target.kv_caches, out.block_copies)
-            if self._catch_up_pass is not None:
-                copy_blocks(self._catch_up_pass.side.kv_caches, out.block_copies)
+            if self.catch_up is not None:
+                copy_blocks(self.catch_up.side.kv_caches, out.block_copies)
         self._change_rows(out)
         if len(out.decode_rows):
             self._decode(out, launched)
         if len(out.prefill_rows):
             self._prefill(out, launched)
-        if len(out.catch_up_rows) and self._catch_up_pass is not None:
+        if len(out.catch_up_rows) and self.catch_up is not None:
             # Also for rows that just went inactive: their blocks count as filled from now on.
             starts = out.catch_up_starts.astype(np.int64)
             lens = out.catch_up_ends.astype(np.int64) - starts
-            self._catch_up_pass.run(out.catch_up_rows.astype(np.int64), starts, lens)
+            self.catch_up.run(out.catch_up_rows.astype(np.int64), starts, lens)
         return launched
 
     @torch.inference_mode()
@@ -296,7 +296,7 @@ class DeviceRunner:
     def close(self) -> None:
         """Give the device's memory back; the runner is of no use afterwards."""
         self.decode.graphs.clear()
-        del self.decode, self.prefill, self._catch_up_pass, self._step, self._state, self._target
+        del self.decode, self.prefill, self.catch_up, self._step, self._state, self._target
         del self.host_blocks, self._split
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

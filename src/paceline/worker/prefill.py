@@ -51,9 +51,7 @@ class PrefillPass:
         """
         size = self._bucket(int(lens.sum()), len(rows))
         if size is None:
-            arrays = self._arrays(rows, starts, lens, int(lens.sum()), len(rows))
-            inputs = _Inputs(*(upload(a, self._state.history.device) for a in arrays))
-            return self._forward(inputs, int(lens.max()))
+            return self.run_eagerly(rows, starts, lens)
         fixed = self._inputs.get(size)
         if fixed is None or (self._name, *size) not in self._graphs:
             fixed = self._capture(size)
@@ -62,6 +60,12 @@ class PrefillPass:
             tensor.copy_(upload(array, tensor.device))
         hidden: torch.Tensor = self._graphs.replay((self._name, *size))
         return hidden
+
+    def run_eagerly(self, rows: Int64Array, starts: Int64Array, lens: Int64Array) -> torch.Tensor:
+        """The same, never as a graph: those hold on to the KV tensors they were captured with."""
+        arrays = self._arrays(rows, starts, lens, int(lens.sum()), len(rows))
+        inputs = _Inputs(*(upload(a, self._state.history.device) for a in arrays))
+        return self._forward(inputs, int(lens.max()))
 
     def _bucket(self, tokens: int, sequences: int) -> tuple[int, int] | None:
         """The padded (tokens, sequences) of a captured pass, None for one that runs as it is."""
