@@ -13,7 +13,7 @@ from typing import Any
 from paceline.worker.decode_step import DecodeStep, Scores
 from paceline.worker.graphs import Graphs
 
-_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+_BUCKETS: tuple[int, ...] = (1, 2, 4, 8, *range(16, 257, 16))
 _BUCKET_STEP = 128  # beyond the list
 
 

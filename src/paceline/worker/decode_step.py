@@ -253,6 +253,13 @@ class DecodeStep:
         rows, active = self.rows[:entries], self.state.column("active")
         return self.target.decode(self.state, rows, active, query_len=k + 1, offset=-1)
 
+    def no_scores(self, entries: int, k: int) -> Scores:
+        """Scores in the form of ``verify``'s that say nothing."""
+        model = self.target.model
+        shape = (entries * (k + 1), model.arch.hidden_size)
+        values = torch.zeros(shape, dtype=model.norm.weight.dtype, device=self.rows.device)
+        return Scores(model, values, are_logits=False)
+
     def finish(
         self, entries: int, scores: Scores, k: int, allowed: torch.Tensor | None = None
     ) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
@@ -284,19 +286,31 @@ class DeviceBuilder:
         return staging_blocks(self.config.cache.num_host_blocks, target) * target
 
     def _compile(self, runner: DeviceRunner) -> None:
-        """Run what there is once, over the null block, so that kernels compile.
+        """Run each part once, over the null block, so that kernels compile side by side.
 
-        The weights may hold anything: nothing is kept of what comes out.
+        The weights may hold anything, and parts overwrite each other's scratch: nothing is kept of
+        what comes out. Triton's compiler lets other threads run most of the time.
         """
         if self.device.type != "cuda":
             return
-        self._run_largest(runner)
-        if runner.catch_up is not None:
-            self._largest_prefill(runner.catch_up)
         step = runner.decode.step
-        for entries in (1, bucket_of(step.max_entries, step.max_entries)):
+        step.rows.fill_(step.state.max_num_seqs)
+        parts: list[Callable[[], object]] = [partial(self._largest_prefill, runner.prefill)]
+        if runner.catch_up is not None:
+            parts.append(partial(self._largest_prefill, runner.catch_up))
+        for entries in {1, bucket_of(step.max_entries, step.max_entries)}:
             for k in {0, self.max_k}:
-                step.run(entries, k)
+                scores = step.no_scores(entries, k)
+                parts.append(partial(step.draft, entries, k))
+                parts.append(partial(step.verify, entries, k))
+                parts.append(partial(step.finish, entries, scores, k))
+
+        def run(part: Callable[[], object]) -> None:
+            with torch.inference_mode():  # a thread's own
+                part()
+
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(run, parts))
         torch.cuda.synchronize()
         self._phase("kernels")
 

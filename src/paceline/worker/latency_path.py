@@ -139,12 +139,12 @@ def leaves_pool(parts: MemoryParts, limits: Limits, block_bytes: int) -> Callabl
 def _compare(
     side: DeviceModel, forward: LatencyForward, state: DeviceRows, tokens: int
 ) -> tuple[float, float]:
-    """Milliseconds of a pass of one row's ``tokens`` by each path, logits included."""
-    rows = torch.full((1,), state.max_num_seqs, dtype=torch.int32, device=state.history.device)
+    """Milliseconds of a pass of ``tokens`` rows by each path, logits included."""
+    rows = torch.full((tokens,), state.max_num_seqs, dtype=torch.int32, device=state.history.device)
     active = state.column("active")
 
     def run() -> None:
-        side.decode(state, rows, active, query_len=tokens, offset=-1).logits(slice(0, tokens))
+        side.decode(state, rows, active, query_len=1, offset=-1).logits(slice(0, tokens))
 
     side.latency, side.latency_tokens = forward, tokens
     latency = _time(run)
