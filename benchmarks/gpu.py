@@ -141,13 +141,13 @@ def _one_batch(
         for i in range(len(variants)):
             name = list(variants)[(i + turn) % len(variants)]
             engine, policy.k = variants[name]
-            speed, per_pass, runs = run(engine, prompts)
+            # Luck with drafts needs many prompts; without drafts few are enough.
+            used = prompts[:4] if batch == 1 and not policy.k else prompts
+            speed, per_pass, runs = run(engine, used)
             if batch > 1:
-                right = min(right, pair.check(prompts, runs[0]))
+                right = min(right, pair.check(used, runs[0]))
             else:
-                right = min(
-                    right, *(pair.check([p], r) for p, r in zip(prompts, runs, strict=True))
-                )
+                right = min(right, *(pair.check([p], r) for p, r in zip(used, runs, strict=True)))
             if turn:  # the first compiles and captures
                 found[name].append((speed, per_pass))
     print(f"\nacceptance {pair.acceptance:g}, batch {batch}: {right:.2%} of tokens as the map says")

@@ -119,6 +119,7 @@ class Rows:
             for _ in range(arch.num_layers)
         ]
         self.before = [(keys.clone(), values.clone()) for keys, values in self.kv_caches]
+        self._indices: dict[tuple[int, ...], torch.Tensor] = {}
 
     def _ints(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(torch.int32).to(self.device).contiguous()
@@ -138,7 +139,9 @@ class Rows:
         """Logits of ``query_len`` tokens a row, from ``shift`` behind the cached ones on."""
         count = len(rows) * query_len
         logits = torch.full((count, self.arch.vocab_size), torch.nan, device=self.device)
-        index = self._ints(torch.tensor(rows))
+        if tuple(rows) not in self._indices:  # a capture could not copy them
+            self._indices[tuple(rows)] = self._ints(torch.tensor(rows))
+        index = self._indices[tuple(rows)]
         arguments = (self.history, index, self.num_tokens, self.active, self.block_table)
         forward.run(*arguments, query_len, shift - 1, logits)
         return logits

@@ -41,6 +41,10 @@ PASSES = [  # contexts, rows, tokens of each
     ([92], [0], 8),
     ([100, 5, 230], [2, 0], 2),
     ([180, 12, 45, 0, 96, 97, 100, 47], [7, 6, 5, 4, 3, 2, 1, 0], 1),
+    ([92], [0], 16),
+    ([100, 5], [1, 0], 5),
+    ([40, 97, 3, 150], [2, 0, 1, 3], 3),
+    ([7 * i for i in range(16)], [*range(15, -1, -1)], 1),
 ]
 LONG_PASSES = [
     ([500], [0], 1),
@@ -48,6 +52,8 @@ LONG_PASSES = [
     ([300, 5, 700], [2, 0], 3),
     ([17, 900, 1500, 445], [1, 3, 2, 0], 2),
     ([1800, 12, 450, 0, 511, 513, 1000, 479], [7, 6, 5, 4, 3, 2, 1, 0], 1),
+    ([440, 1800], [1, 0], 8),
+    ([110 * i for i in range(16)], [*range(15, -1, -1)], 1),
 ]
 
 
@@ -130,10 +136,10 @@ def test_equals_a_float32_forward(
 
 @pytest.mark.parametrize("context", [90, *([0, 17, 300, 445, 1000] if ON_CARD else [])])
 def test_bits_do_not_depend_on_cut_or_company(case: Packed, context: int) -> None:
-    """8 tokens of a sequence one by one, in runs, and beside other sequences."""
-    state = Rows(case.model.arch, [max(0, context - 11 * i) for i in range(8)], DEVICE)
+    """16 tokens of a sequence one by one, in runs, and beside other sequences."""
+    state = Rows(case.model.arch, [max(0, context - 11 * i) for i in range(16)], DEVICE)
     forward = case.forward(state)
-    slots = state.slots([0], 8)
+    slots = state.slots([0], 16)
 
     def runs(*lengths: int) -> torch.Tensor:
         state.restore()
@@ -144,19 +150,21 @@ def test_bits_do_not_depend_on_cut_or_company(case: Packed, context: int) -> Non
     def beside(rows: list[int], length: int) -> torch.Tensor:
         state.restore()
         found = []
-        for start in range(0, 8, length):
+        for start in range(0, 16, length):
             logits = state.run(forward, rows, length, start)
             found.append(logits.view(len(rows), length, -1)[rows.index(0)])
         return torch.cat(found)
 
-    alone = runs(*[1] * 8)
+    alone = runs(*[1] * 16)
     kv = state.written(slots)
     assert torch.isfinite(alone).all()
-    for lengths in ([8], [4, 4], [1, 2, 4, 1]):
+    for lengths in ([16], [8, 8], [10, 6], [1, 12, 3]):
         assert torch.equal(runs(*lengths), alone)
         assert torch.equal(state.written(slots), kv)
     assert torch.equal(beside([5, 1, 2, 0, 4, 3, 6, 7], 1), alone)
+    assert torch.equal(beside([*range(15, -1, -1)], 1), alone)
     assert torch.equal(beside([3, 0], 4), alone)
+    assert torch.equal(beside([3, 0, 2, 7], 4), alone)
     assert torch.equal(state.written(slots), kv)
 
 
@@ -215,6 +223,8 @@ def test_waiting_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = LatencyForward(model, state.kv_caches, plan)
     options = plan.options(1) | {"SPIN_LIMIT": 1 << 12}
     forward.load(1, module.build(options, plan.card.capability))
+    size = plan.shared_bytes(1)  # what the kernel was loaded for
+    monkeypatch.setattr(LatencyPlan, "shared_bytes", lambda self, tokens: size)
     forward.plan = dataclasses.replace(plan, blocks=plan.blocks - 1)
     state.run(forward, [0])
     with pytest.raises(EngineError, match="the latency kernel gave up"):
@@ -234,5 +244,5 @@ def test_too_many_tokens_are_refused() -> None:
     forward = LatencyForward(model, state.kv_caches, layout(arch), 4)
     with pytest.raises(ConfigError, match=r"of 5 tokens exceeds max_tokens \(4\)"):
         state.run(forward, [0], 5)
-    with pytest.raises(ConfigError, match="1 to 8 tokens, not 9"):
-        LatencyForward(model, state.kv_caches, layout(arch), 9)
+    with pytest.raises(ConfigError, match="1 to 16 tokens, not 17"):
+        LatencyForward(model, state.kv_caches, layout(arch), 17)

@@ -1,6 +1,6 @@
 """One forward of few rows as one launch: from token ids in the rows' histories to logits.
 
-    forward = LatencyForward(model, kv_caches, found, max_tokens=8)
+    forward = LatencyForward(model, kv_caches, found, max_tokens=16)
     forward.run(history, rows, num_tokens, active, block_table, 1, -1, logits)
 
 Everything is enqueued on the current stream and nothing is read back, so a launch can be captured
@@ -146,7 +146,8 @@ class LatencyForward:
         are not active, and positions before the first, write no K and V and get logits that mean
         nothing. logits: [B * query_len, vocab_size] float32, contiguous, all written.
 
-        Raises ConfigError for a pass of more than ``max_tokens``.
+        Raises ConfigError for a pass of more than ``max_tokens``. B * query_len is one of the
+        plan's ``token_counts``.
         """
         tokens = rows.shape[0] * query_len
         if tokens > self.max_tokens:

@@ -15,9 +15,10 @@ from functools import cached_property
 
 from paceline.config import ModelArch
 
-MAX_TOKENS = 8  # columns of the matrix instruction
+MAX_TOKENS = 16  # two panels of the 8 columns of the matrix instruction
 MIN_CAPABILITY = (9, 0)  # bulk copies into shared memory
 PIECE = 32  # inputs that four lanes hold, 16 bytes each
+PANEL = 8  # tokens that one matrix instruction takes
 TILE = 16  # outputs, or keys, of one matrix instruction
 CHUNK = 2048  # bytes of a bulk copy
 HEAD_DIMS = (32, 64, 128)
@@ -169,7 +170,7 @@ class LatencyPlan:
     def group(self, tokens: int) -> int:
         """Tiles that are summed over the warps at once."""
         down = _ceil(self.outputs(self.arch.hidden_size), TILE)
-        return max(5 if tokens <= 2 else 3, down)
+        return max(5 if tokens <= 2 else 3 if tokens <= PANEL else 2, down)
 
     def fixed_shared_bytes(self, tokens: int) -> int:
         """Shared memory without the rings and their barriers; ``layout.cuh`` says what is in it."""
@@ -183,7 +184,7 @@ class LatencyPlan:
             warps * 4,
             max(sums, merge) * 4,
             heads * warps * 4,
-            2 * warps * 8 * 4,
+            2 * warps * _ceil(tokens, PANEL) * PANEL * 4,
             self.outputs(arch.hidden_size) * tokens * 4,
             tokens * arch.head_dim // 2 * 8,
             arch.num_layers * 48,
@@ -208,6 +209,12 @@ class LatencyPlan:
     def threads(self) -> int:
         """Of a thread block: those that multiply, a service warp and a copying warp."""
         return (self.warps + 2) * 32
+
+    @cached_property
+    def token_counts(self) -> tuple[int, ...]:
+        """Tokens of the passes that there are kernels for; odd numbers above 8 are left out."""
+        counts = (*range(1, PANEL + 1), *range(PANEL + 2, MAX_TOKENS + 1, 2))
+        return tuple(count for count in counts if self.depth(count) >= _MIN_DEPTH)
 
     def options(self, tokens: int) -> dict[str, int | str]:
         """Names that the kernel is compiled with, for passes of exactly ``tokens``."""
@@ -272,7 +279,7 @@ def plan(
         split_keys=max(1, round(_SPLIT_KEYS / round_keys)) * round_keys,
         small=arch.hidden_size <= _SMALL_HIDDEN,
     )
-    depth = found.depth(MAX_TOKENS)
+    depth = found.depth(PANEL)
     if depth < _MIN_DEPTH:
         return Refusal(
             f"{card.shared_memory} bytes of shared memory leave {max(depth, 0)} chunks a warp for "

@@ -55,14 +55,14 @@ class Scores:
 class DeviceModel:
     """A model, its KV, and how it reads the rows' tokens.
 
-    latency: takes the passes of at most ``latency_tokens`` tokens, where there is one.
+    latency: takes the passes of ``latency_tokens`` tokens, where there is one.
     """
 
     model: DecoderModel
     kv_caches: list[KVCache]
     max_model_len: int
     latency: LatencyForward | None = None
-    latency_tokens: int = 0
+    latency_tokens: frozenset[int] = frozenset()
 
     def decode(
         self,
@@ -79,7 +79,7 @@ class DeviceModel:
         nothing. Returns scores of B * query_len tokens, entry by entry.
         """
         tokens = rows.shape[0] * query_len
-        if self.latency is None or tokens > self.latency_tokens:
+        if self.latency is None or tokens not in self.latency_tokens:
             hidden = self._states(state, rows, active, query_len, offset)
             return Scores(self.model, hidden, are_logits=False)
         logits = torch.empty(

@@ -20,7 +20,7 @@ from paceline.errors import CapacityError
 from paceline.models.loader import TORCH_DTYPES, create_model, fill_model
 from paceline.ops import triton as triton_ops
 from paceline.sample.triton import DeviceSampler
-from paceline.worker.decode_graphs import DecodeGraphs, bucket_of
+from paceline.worker.decode_graphs import DecodeGraphs, bucket_of, buckets_up_to
 from paceline.worker.decode_step import (
     LOGITS_ROWS,
     DecodeStep,
@@ -84,7 +84,10 @@ class DeviceBuilder:
         speculative = config.speculative
         drafter = None if speculative is None else speculative.model
         models = [m for m in (config.model, drafter) if m is not None]
-        paths = [self._latency_path(model) for model in models]
+        widths = [{k + 1 for k in range(self.max_k + 1)}, {1, 2}]  # tokens a row, of each model
+        paths = [
+            self._latency_path(model, sizes) for model, sizes in zip(models, widths, strict=False)
+        ]
         allocated, sides = [self._allocated()], []
         for model in models:
             sides.append(self._create(model))
@@ -151,9 +154,12 @@ class DeviceBuilder:
         side.kv_caches = self._kv_caches(side, 0)
         return side
 
-    def _latency_path(self, model: ModelConfig) -> LatencyPath:
-        longest = self.config.scheduler.max_model_len + self.max_k + 1
-        return LatencyPath(self.config, model, self.device, longest)
+    def _latency_path(self, model: ModelConfig, widths: set[int]) -> LatencyPath:
+        """widths: tokens a row has in the model's decode passes."""
+        scheduler = self.config.scheduler
+        longest = scheduler.max_model_len + self.max_k + 1
+        sizes = {n * width for n in buckets_up_to(scheduler.max_num_seqs) for width in widths}
+        return LatencyPath(self.config, model, self.device, longest, sizes)
 
     def _kv_caches(self, side: DeviceModel, num_blocks: int) -> list[KVCache]:
         return allocate_kv_caches(
@@ -306,7 +312,8 @@ class DeviceBuilder:
                 parts.append(partial(step.finish, entries, scores, k))
 
         def run(part: Callable[[], object]) -> None:
-            with torch.inference_mode():  # a thread's own
+            torch.cuda.set_device(self.device)  # this and the mode are a thread's own
+            with torch.inference_mode():
                 part()
 
         with ThreadPoolExecutor(len(parts)) as pool:

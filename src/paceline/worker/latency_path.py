@@ -18,7 +18,7 @@ from paceline.config import EngineConfig, ModelConfig
 from paceline.latency.build import LatencyUnavailable, build
 from paceline.latency.forward import LatencyForward
 from paceline.latency.pack import PackedWeights
-from paceline.latency.plan import MAX_TOKENS, CardLimits, LatencyPlan, plan
+from paceline.latency.plan import CardLimits, LatencyPlan, plan
 from paceline.ops.triton.card import card_of
 from paceline.worker.decode_step import DeviceModel
 from paceline.worker.device_rows import DeviceRows
@@ -37,9 +37,15 @@ class LatencyPath:
     """One model's way to it: ``pack`` once memory is planned, ``open`` once its KV is there."""
 
     def __init__(
-        self, config: EngineConfig, model: ModelConfig, device: torch.device, max_positions: int
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        device: torch.device,
+        max_positions: int,
+        pass_sizes: set[int],
     ) -> None:
-        """max_positions: tokens of the longest sequence, drafts included."""
+        """max_positions: tokens of the longest sequence, drafts included; pass_sizes: of which
+        passes there may be."""
         self.plan: LatencyPlan | None = None
         self._kernels: Future[dict[int, bytes]] | None = None
         self.packed: PackedWeights | None = None
@@ -57,7 +63,8 @@ class LatencyPath:
         if isinstance(found, LatencyPlan):
             self.plan = found
             # Compiled while weights load, since a first time takes seconds.
-            self._kernels = ThreadPoolExecutor(1).submit(_build_all, found)
+            counts = [n for n in found.token_counts if n in pass_sizes]
+            self._kernels = ThreadPoolExecutor(1).submit(_build_all, found, counts)
         else:
             self._leave_out(found.reason)
 
@@ -84,23 +91,27 @@ class LatencyPath:
         if self.plan is None or self._kernels is None:
             return
         try:
-            forward = LatencyForward(side.model, side.kv_caches, self.plan, MAX_TOKENS, self.packed)
-            for tokens, cubin in self._kernels.result().items():
+            kernels = self._kernels.result()
+            most = max(kernels)
+            forward = LatencyForward(side.model, side.kv_caches, self.plan, most, self.packed)
+            for tokens, cubin in kernels.items():
                 forward.load(tokens, cubin)
         except LatencyUnavailable as error:
             logger.warning("%s: %s", self.name, error)
             self.plan = self.packed = None
             return
-        times = {n: _compare(side, forward, state, n) for n in (1, 2, 4, 8) if n <= MAX_TOKENS}
+        tried = [n for n in kernels if n & (n - 1) == 0 or n == most]  # powers of two, and the last
+        times = {n: _compare(side, forward, state, n) for n in tried}
         faster = [n for n, (latency, throughput) in times.items() if latency < throughput]
         if not faster:
             self.drop("slower here than the throughput path")
             return
-        side.latency, side.latency_tokens = forward, max(faster)
+        side.latency = forward
+        side.latency_tokens = frozenset(n for n in kernels if n <= max(faster))
         logger.info(
             "latency path: %s, passes of up to %d tokens; ms beside the throughput path: %s",
             self.name,
-            side.latency_tokens,
+            max(faster),
             ", ".join(f"{n}: {a:.2f} / {b:.2f}" for n, (a, b) in times.items()),
         )
 
@@ -108,12 +119,11 @@ class LatencyPath:
         logger.info("latency path: not for %s: %s", self.name, reason)
 
 
-def _build_all(plan: LatencyPlan) -> dict[int, bytes]:
+def _build_all(plan: LatencyPlan, counts: list[int]) -> dict[int, bytes]:
     """The kernel for each number of tokens; where none is cached they compile side by side."""
-    numbers = range(1, MAX_TOKENS + 1)
-    with ThreadPoolExecutor(MAX_TOKENS) as pool:
-        cubins = pool.map(lambda n: build(plan.options(n), plan.card.capability), numbers)
-        return dict(zip(numbers, cubins, strict=True))
+    with ThreadPoolExecutor(len(counts)) as pool:
+        cubins = pool.map(lambda n: build(plan.options(n), plan.card.capability), counts)
+        return dict(zip(counts, cubins, strict=True))
 
 
 def drop_until(paths: list[LatencyPath], enough: Callable[[int], bool], mode: str) -> None:
@@ -146,9 +156,9 @@ def _compare(
     def run() -> None:
         side.decode(state, rows, active, query_len=1, offset=-1).logits(slice(0, tokens))
 
-    side.latency, side.latency_tokens = forward, tokens
+    side.latency, side.latency_tokens = forward, frozenset({tokens})
     latency = _time(run)
-    side.latency, side.latency_tokens = None, 0
+    side.latency, side.latency_tokens = None, frozenset()
     return latency, _time(run)
 
 

@@ -2,7 +2,7 @@
 //
 // Given with -D by plan.py:
 //   model    HIDDEN HEADS KV_HEADS HEAD_DIM INNER VOCAB LAYERS QK_NORM QKV_BIAS EPS
-//   pass     TOKENS (1 to 8) of the pass; KV_BLOCK tokens of a cache block; SPLIT keys of a split
+//   pass     TOKENS (1 to 16) of the pass; KV_BLOCK tokens of a cache block; SPLIT keys of a split
 //   grid     CTAS thread blocks, WARPS of each that compute
 //   ring     DEPTH chunks of CHUNK bytes a warp, FLIGHT of them under way, PACE clocks apart
 //   tiles    GROUP tiles of a product that are summed over the warps at once
@@ -29,7 +29,9 @@ constexpr int PAIRS = ceil_div((Q_DIM + KV_DIM) / 2, CTAS), OUT_VALUES = ceil_di
 constexpr int OUT_QKV = 2 * PAIRS + OUT_VALUES, OUT_HIDDEN = ceil_div(HIDDEN, CTAS);
 constexpr int OUT_INNER = ceil_div(INNER, CTAS), OUT_VOCAB = ceil_div(VOCAB, CTAS);
 
-static_assert(TOKENS >= 1 && TOKENS <= 8, "tokens are the n8 side of the matrix instruction");
+// Tokens are the n8 side of the matrix instruction: a panel is 8 of them.
+constexpr int PANELS = ceil_div(TOKENS, 8);
+static_assert(TOKENS >= 1 && PANELS <= 2, "activations of more panels find no registers");
 static_assert(HIDDEN % 32 == 0 && INNER % 32 == 0 && Q_DIM % 32 == 0, "inputs go in pieces of 32");
 static_assert(HEAD_DIM == 32 || HEAD_DIM == 64 || HEAD_DIM == 128, "see attention.cuh");
 static_assert(HEADS % KV_HEADS == 0 && HEAD_GROUP <= 8, "heads of a group are an n8 side too");
@@ -95,7 +97,7 @@ __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a
 }
 
 // Where a computing thread is. In a fragment of the matrix instruction, `group` is the row of A or
-// the column of B, and `quad` says which 8 of 32 inner places the lane holds.
+// the column of B, the token of a panel; `quad` says which 8 of 32 inner places the lane holds.
 struct Place {
   int cta, thread, warp, lane, group, quad;
 };

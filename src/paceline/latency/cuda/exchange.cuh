@@ -92,14 +92,26 @@ __device__ __forceinline__ void request(uint4 (&v)[N], const u16* p, int stride,
 #pragma unroll
   for (int i = 0; i < N; i++) v[i] = on && i < count ? load_shared_value(p + i * stride) : zeros();
 }
-// Pieces of one token a lane group. With several tokens the lanes of the last one first watch a
-// single piece, so that waiting costs little traffic.
+// Whether this lane group has a token in a panel, and whether that is the pass's last one.
+__device__ __forceinline__ bool has_token(const Place& at, int panel) {
+  return at.group + panel * 8 < TOKENS;
+}
+__device__ __forceinline__ bool has_last_token(const Place& at) {
+  return at.group == (TOKENS - 1) % 8;
+}
+// Pieces of one token of every panel a lane group, tokens `token_stride` elements apart. With
+// several tokens the lanes of the last one first watch a single piece, so that waiting costs little
+// traffic.
 template <int N>
-__device__ __forceinline__ void receive(uint4 (&v)[N], const u16* p, int stride, int count,
-                                        const Place& at, u32* state) {
-  if (TOKENS > 1 && at.group == TOKENS - 1 && count > 0) watch(p + (count - 1) * stride, state);
+__device__ __forceinline__ void receive(uint4 (&v)[PANELS][N], const u16* p, int token_stride,
+                                        int stride, int count, const Place& at, u32* state) {
+  const u16* last = p + (PANELS - 1) * 8 * token_stride;
+  if (TOKENS > 1 && has_last_token(at) && count > 0) watch(last + (count - 1) * stride, state);
   __syncwarp();
-  const bool on = at.group < TOKENS;
-  request(v, p, stride, count, on);
-  settle(v, p, stride, count, on, state);
+#pragma unroll
+  for (int n = 0; n < PANELS; n++)
+    request(v[n], p + n * 8 * token_stride, stride, count, has_token(at, n));
+#pragma unroll
+  for (int n = 0; n < PANELS; n++)
+    settle(v[n], p + n * 8 * token_stride, stride, count, has_token(at, n), state);
 }

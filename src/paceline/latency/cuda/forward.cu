@@ -163,41 +163,65 @@ struct Compute {
   // This warp's slice of a token a lane group, times the norm's weight, as bfloat16. The norm's
   // scale, a factor of the whole token, follows after the product.
   template <int N>
-  __device__ __forceinline__ void load_normed(uint4 (&x)[N], const u16* stored, const u16* weight) {
+  __device__ __forceinline__ void load_normed(uint4 (&x)[PANELS][N], const u16* stored,
+                                              const u16* weight) {
     using Mine = Slice<HIDDEN>;
     const int start = Mine::first(at.warp) * 32 + at.quad * 8, count = Mine::count(at.warp);
+    constexpr bool EARLY_WEIGHT = (PANELS + 1) * N <= 26;  // beside the activations in registers
     uint4 w[N];
+    const auto load_weight = [&](int i) {
+      w[i] = i < count ? load_constant(weight + start + i * 32) : zeros();
+    };
+    if (EARLY_WEIGHT) {
 #pragma unroll
-    for (int i = 0; i < N; i++) w[i] = i < count ? load_constant(weight + start + i * 32) : zeros();
-    if (stored) {
-      receive(x, stored + at.group * HIDDEN + start, 32, count, at, P.state);
-    } else {  // the first layer's input is the embedding
-      const bool on = at.group < TOKENS;
-      const u16* row = P.embedding + (i64)(on ? shared_tokens()[at.group].id : 0) * HIDDEN + start;
-#pragma unroll
-      for (int i = 0; i < N; i++) x[i] = on && i < count ? load_constant(row + i * 32) : zeros();
+      for (int i = 0; i < N; i++) load_weight(i);
     }
-    float sum = 0;
+    if (stored) {
+      receive(x, stored + at.group * HIDDEN + start, HIDDEN, 32, count, at, P.state);
+    } else {  // the first layer's input is the embedding
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-      u32* e = (u32*)&x[i];
-      const u32* f = (const u32*)&w[i];
+      for (int n = 0; n < PANELS; n++) {
+        const bool on = has_token(at, n);
+        const int id = on ? shared_tokens()[n * 8 + at.group].id : 0;
+        const u16* row = P.embedding + (i64)id * HIDDEN + start;
 #pragma unroll
-      for (int k = 0; k < 4; k++) {
-        const float a = low(e[k]), c = high(e[k]);
-        sum += a * a + c * c;
-        e[k] = pack(a * low(f[k]), c * high(f[k]));
+        for (int i = 0; i < N; i++)
+          x[n][i] = on && i < count ? load_constant(row + i * 32) : zeros();
       }
     }
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
     turn ^= 1;
-    if (at.quad == 0) shared_squares()[(turn * WARPS + at.warp) * 8 + at.group] = sum;
+    float sums_of[PANELS] = {};
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      if (!EARLY_WEIGHT) load_weight(i);
+      const u32* f = (const u32*)&w[i];
+#pragma unroll
+      for (int n = 0; n < PANELS; n++) {
+        u32* e = (u32*)&x[n][i];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+          const float a = low(e[k]), c = high(e[k]);
+          sums_of[n] += a * a + c * c;
+          e[k] = pack(a * low(f[k]), c * high(f[k]));
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < PANELS; n++) {
+      float sum = sums_of[n];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      if (at.quad == 0) squares(at.warp)[n * 8 + at.group] = sum;
+    }
+  }
+  // Of the current turn, one a token.
+  __device__ __forceinline__ float* squares(int warp) const {
+    return shared_squares() + (turn * WARPS + warp) * PANELS * 8;
   }
   __device__ __forceinline__ float norm_scale(int token) const {
     float sum = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) sum += shared_squares()[(turn * WARPS + w) * 8 + token];
+    for (int w = 0; w < WARPS; w++) sum += squares(w)[token];
     return rsqrtf(sum * (1.f / HIDDEN) + EPS);
   }
   // Add this block's outputs of a product to the residual stream, and publish it.
@@ -235,7 +259,7 @@ struct Compute {
     begin();
     const LayerPointers& L = shared_layers()[layer];
     u16* x = exchange(step);
-    uint4 in[Slice<HIDDEN>::MOST];
+    uint4 in[PANELS][Slice<HIDDEN>::MOST];
     mark(0);
     load_normed(in, layer ? exchange(step + 1) + X_OUT : nullptr, L.input_norm);
     mark(1);
@@ -287,9 +311,9 @@ struct Compute {
     mark(3);
     u16* x = exchange(step);
     using Mine = Slice<Q_DIM>;
-    uint4 in[Mine::MOST];
+    uint4 in[PANELS][Mine::MOST];
     const u16* from = x + X_ATTENDED + at.group * Q_DIM + Mine::first(at.warp) * 32 + at.quad * 8;
-    receive(in, from, 32, Mine::count(at.warp), at, P.state);
+    receive(in, from, Q_DIM, 32, Mine::count(at.warp), at, P.state);
     mark(4);
     product<Q_DIM, OUT_HIDDEN, false, 16>(stream, in, sums, [&](u32 first, u32 outputs) {
       add_residual(x + X_MIDDLE, first, outputs);
@@ -297,11 +321,18 @@ struct Compute {
     mark(5);
   }
 
+  // SiLU of a gate times the up that belongs to it.
+  __device__ __forceinline__ float gated(u32 row, u32 token) const {
+    const float scale = norm_scale(token);
+    const float gate = sums.total(row / 8, row % 8, token) * scale;
+    const float up = sums.total(row / 8, row % 8 + 8, token) * scale;
+    return __fdividef(gate, 1.f + exp2_fast(-1.4426950408889634f * gate)) * up;
+  }
   __device__ __forceinline__ void run_mlp() {
     begin();
     u16* x = exchange(step);
     {
-      uint4 in[Slice<HIDDEN>::MOST];
+      uint4 in[PANELS][Slice<HIDDEN>::MOST];
       load_normed(in, x + X_MIDDLE, shared_layers()[layer].mlp_norm);
       mark(6);
       product<HIDDEN, OUT_INNER, true, 16>(stream, in, sums, [&](u32 first, u32 outputs) {
@@ -313,11 +344,7 @@ struct Compute {
           const u32 row = i / TOKENS, token = i % TOKENS;
           const u32 output = at.cta * OUT_INNER + first + row;
           if (INNER % CTAS != 0 && output >= INNER) break;
-          const float scale = norm_scale(token);
-          const float gate = sums.total(row / 8, row % 8, token) * scale;
-          const float up = sums.total(row / 8, row % 8 + 8, token) * scale;
-          const float silu = __fdividef(gate, 1.f + exp2_fast(-1.4426950408889634f * gate));
-          publish(x + X_INNER + token * INNER + output, silu * up);
+          publish(x + X_INNER + token * INNER + output, gated(row, token));
         }
       });
     }
@@ -333,7 +360,7 @@ struct Compute {
 
   __device__ __forceinline__ void run_head() {
     begin();
-    uint4 in[Slice<HIDDEN>::MOST];
+    uint4 in[PANELS][Slice<HIDDEN>::MOST];
     load_normed(in, exchange(step + 1) + X_OUT, P.final_norm);
     product<HIDDEN, OUT_VOCAB, false, 1>(stream, in, sums, [&](u32 first, u32 outputs) {
       for (u32 i = at.thread; i < outputs * TOKENS; i += THREADS) {

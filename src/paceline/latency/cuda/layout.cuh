@@ -40,7 +40,7 @@ constexpr int S_FREED = S_BARRIERS + WARPS * DEPTH * 8;   // chunks each warp is
 constexpr int S_SUMS = after(S_FREED + WARPS * 4);
 constexpr int S_PEAKS = S_SUMS + after(most(2 * SUMS_FLOATS, MERGE_FLOATS) * 4);
 constexpr int S_SQUARES = S_PEAKS + after(HEAD_GROUP * WARPS * 4);
-constexpr int S_RESIDUAL = S_SQUARES + 2 * WARPS * 8 * 4;
+constexpr int S_RESIDUAL = S_SQUARES + 2 * WARPS * PANELS * 8 * 4;
 constexpr int S_TURNS = S_RESIDUAL + after(OUT_HIDDEN * TOKENS * 4);
 constexpr int S_LAYERS = S_TURNS + TOKENS * HEAD_DIM / 2 * 8;
 constexpr int S_BIAS = S_LAYERS + after(LAYERS * (int)sizeof(LayerPointers));
@@ -64,7 +64,7 @@ __device__ __forceinline__ u32 shared_address() {
 __device__ __forceinline__ float* shared_sums() { return shared_at<float>(S_SUMS); }
 // Of the warps' keys, [HEAD_GROUP][WARPS].
 __device__ __forceinline__ float* shared_peaks() { return shared_at<float>(S_PEAKS); }
-// Of a token's slice, [2][WARPS][8].
+// Of a token's slice, [2][WARPS][PANELS * 8].
 __device__ __forceinline__ float* shared_squares() { return shared_at<float>(S_SQUARES); }
 // The residual stream of this block's outputs, [OUT_HIDDEN][TOKENS].
 __device__ __forceinline__ float* shared_residual() { return shared_at<float>(S_RESIDUAL); }

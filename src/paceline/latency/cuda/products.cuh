@@ -1,8 +1,9 @@
-// Matrix products: packed weights from the ring times the activations of up to 8 tokens.
+// Matrix products: packed weights from the ring times the activations of the pass's tokens.
 //
 // A thread block computes OUT outputs of a product, each warp over its slice of the inputs; the
 // warps' sums are then added in a fixed order. Weights are the 16 rows of m16n8k16 and tokens its 8
-// columns, so neither time nor bits of a token depend on how many tokens there are.
+// columns, so the bits of a token do not depend on how many tokens there are. With more than 8, each
+// item of weights is read once and multiplied with both panels.
 //
 // A tile is 16 outputs, or 8 gates and the 8 ups that belong to them. An item is a tile's weights
 // for 32 inputs: one after another, 64 bytes an output. pack.py writes items in the order in which
@@ -30,9 +31,13 @@ struct Sums {
   int side = 0;
   Place at;
 
-  __device__ __forceinline__ void put(int tile, const float (&d)[4]) const {
+  __device__ __forceinline__ void put(int tile, const float (&d)[PANELS][4]) const {
+#pragma unroll
+    for (int n = 0; n < PANELS; n++) put_panel(tile, n, d[n]);
+  }
+  __device__ __forceinline__ void put_panel(int tile, int panel, const float (&d)[4]) const {
     float* to = shared_sums() + side * SUMS_FLOATS + (at.warp * GROUP + tile) * 16 * TOKENS;
-    const int token = 2 * at.quad;
+    const int token = panel * 8 + 2 * at.quad;
     if (token < TOKENS) {
       to[at.group * TOKENS + token] = d[0];
       to[(at.group + 8) * TOKENS + token] = d[2];
@@ -52,33 +57,40 @@ struct Sums {
   __device__ __forceinline__ void turn() { side ^= 1; }
 };
 
-// One item of LOW + HIGH outputs, at `offset` of the stream, times the activations of 32 inputs.
-template <int LOW, int HIGH>
-__device__ __forceinline__ void multiply(float (&d)[4], float (&e)[4], const Stream& stream,
-                                         u32 offset, const uint4& x) {
+// One item of LOW + HIGH outputs, at `offset` of the stream, times the activations of 32 inputs,
+// which are piece `i` of every panel's.
+template <int LOW, int HIGH, int N>
+__device__ __forceinline__ void multiply(float (&d)[PANELS][4], float (&e)[PANELS][4],
+                                         const Stream& stream, u32 offset,
+                                         const uint4 (&x)[PANELS][N], int i) {
   const uint4 a = stream.read(offset);
   const uint4 b = HIGH ? stream.read(offset + LOW * 64) : zeros();
-  mma(d, a.x, b.x, a.y, b.y, x.x, x.y);
-  mma(e, a.z, b.z, a.w, b.w, x.z, x.w);
-}
-__device__ __forceinline__ void join(float (&d)[4], const float (&e)[4]) {
 #pragma unroll
-  for (int k = 0; k < 4; k++) d[k] += e[k];
+  for (int n = 0; n < PANELS; n++) {
+    mma(d[n], a.x, b.x, a.y, b.y, x[n][i].x, x[n][i].y);
+    mma(e[n], a.z, b.z, a.w, b.w, x[n][i].z, x[n][i].w);
+  }
+}
+__device__ __forceinline__ void join(float (&d)[PANELS][4], const float (&e)[PANELS][4]) {
+#pragma unroll
+  for (int n = 0; n < PANELS; n++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) d[n][k] += e[n][k];
 }
 
 // TILES tiles with the ring asked and told once.
 template <int LOW, int HIGH, int TILES, int N>
-__device__ __forceinline__ void tiles_at_once(Stream& stream, const uint4 (&x)[N], int count,
-                                              const Sums& sums, int tile) {
+__device__ __forceinline__ void tiles_at_once(Stream& stream, const uint4 (&x)[PANELS][N],
+                                              int count, const Sums& sums, int tile) {
   constexpr u32 SIZE = (LOW + HIGH) * 64;
   const u32 mine = sums.at.group * 64 + sums.at.quad * 16;
   stream.need(TILES * count * SIZE);
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    float d[4] = {}, e[4] = {};
+    float d[PANELS][4] = {}, e[PANELS][4] = {};
 #pragma unroll
     for (int i = 0; i < N; i++)
-      if (i < count) multiply<LOW, HIGH>(d, e, stream, mine + (t * count + i) * SIZE, x[i]);
+      if (i < count) multiply<LOW, HIGH>(d, e, stream, mine + (t * count + i) * SIZE, x, i);
     join(d, e);
     sums.put(tile + t, d);
   }
@@ -86,12 +98,12 @@ __device__ __forceinline__ void tiles_at_once(Stream& stream, const uint4 (&x)[N
 }
 // One tile, a few items at a time: for tiles that fill much of a ring.
 template <int LOW, int HIGH, int N>
-__device__ __forceinline__ void tile_in_steps(Stream& stream, const uint4 (&x)[N], int count,
-                                              const Sums& sums, int tile) {
+__device__ __forceinline__ void tile_in_steps(Stream& stream, const uint4 (&x)[PANELS][N],
+                                              int count, const Sums& sums, int tile) {
   constexpr u32 SIZE = (LOW + HIGH) * 64;
   constexpr int STEP = N % 2 == 0 ? 2 : 1;
   const u32 mine = sums.at.group * 64 + sums.at.quad * 16;
-  float d[4] = {}, e[4] = {};
+  float d[PANELS][4] = {}, e[PANELS][4] = {};
 #pragma unroll
   for (int i = 0; i < N; i += STEP) {
     const int now = min(STEP, count - i);
@@ -99,7 +111,7 @@ __device__ __forceinline__ void tile_in_steps(Stream& stream, const uint4 (&x)[N
     stream.need(now * SIZE);
 #pragma unroll
     for (int c = 0; c < STEP; c++)
-      if (c < now) multiply<LOW, HIGH>(d, e, stream, mine + c * SIZE, x[i + c]);
+      if (c < now) multiply<LOW, HIGH>(d, e, stream, mine + c * SIZE, x, i + c);
     stream.done(now * SIZE);
   }
   join(d, e);
@@ -110,7 +122,7 @@ __device__ __forceinline__ void tile_in_steps(Stream& stream, const uint4 (&x)[N
 // each a tile. After each group of tiles `finish(first output, outputs)` reads the sums. At most
 // AT_ONCE tiles are multiplied between two looks at the ring.
 template <int INPUTS, int OUT, bool PAIRED, int AT_ONCE, int N, class Finish>
-__device__ __forceinline__ void product(Stream& stream, const uint4 (&x)[N], Sums& sums,
+__device__ __forceinline__ void product(Stream& stream, const uint4 (&x)[PANELS][N], Sums& sums,
                                         Finish finish) {
   constexpr int PER_TILE = PAIRED ? 8 : 16, FULL = OUT / PER_TILE, REST = OUT % PER_TILE;
   constexpr int LOW = PAIRED ? REST : least(REST, 8), HIGH = PAIRED ? REST : REST - LOW;
@@ -142,13 +154,14 @@ __device__ __forceinline__ void product(Stream& stream, const uint4 (&x)[N], Sum
 constexpr int DOWN_TILES = ceil_div(OUT_HIDDEN, 16);
 static_assert(DOWN_TILES <= GROUP, "down's tiles are summed over the warps together");
 
-template <int T>
-__device__ __forceinline__ void down_item(float (&d)[DOWN_TILES][4], float (&e)[DOWN_TILES][4],
-                                          const Stream& stream, u32 mine, const uint4& x) {
+template <int T, int N>
+__device__ __forceinline__ void down_item(float (&d)[DOWN_TILES][PANELS][4],
+                                          float (&e)[DOWN_TILES][PANELS][4], const Stream& stream,
+                                          u32 mine, const uint4 (&x)[PANELS][N], int i) {
   if constexpr (T < DOWN_TILES) {
     constexpr int LEFT = OUT_HIDDEN - T * 16, LOW = least(LEFT, 8), HIGH = least(LEFT - LOW, 8);
-    multiply<LOW, HIGH>(d[T], e[T], stream, mine + T * 1024, x);
-    down_item<T + 1>(d, e, stream, mine, x);
+    multiply<LOW, HIGH>(d[T], e[T], stream, mine + T * 1024, x, i);
+    down_item<T + 1>(d, e, stream, mine, x, i);
   }
 }
 
@@ -163,34 +176,46 @@ __device__ __forceinline__ void product_down(Stream& stream, const u16* inner, c
   const Place& at = sums.at;
   const int count = Mine::count(at.warp);
   const u32 mine = at.group * 64 + at.quad * 16;
-  const bool on = at.group < TOKENS;
   const u16* from = inner + at.group * INNER + Mine::first(at.warp) * 32 + at.quad * 8;
-  float d[DOWN_TILES][4] = {}, e[DOWN_TILES][4] = {};
-  uint4 x[N];
-  if constexpr (ALL) {
-    if (at.group == TOKENS - 1 && count > 0) watch(from + (count - 1) * 32, state, true);
+  float d[DOWN_TILES][PANELS][4] = {}, e[DOWN_TILES][PANELS][4] = {};
+  uint4 x[PANELS][N];
+  if (ALL || PANELS > 1) {
+    const u16* last = from + (PANELS - 1) * 8 * INNER;
+    if (has_last_token(at) && count > 0) watch(last + (count - 1) * 32, state, true);
     __syncwarp();
-    request(x, from, 32, count, on);
-    settle(x, from, 32, count, on, state);
+  }
+  if constexpr (ALL) {
+#pragma unroll
+    for (int n = 0; n < PANELS; n++)
+      request(x[n], from + n * 8 * INNER, 32, count, has_token(at, n));
+#pragma unroll
+    for (int n = 0; n < PANELS; n++)
+      settle(x[n], from + n * 8 * INNER, 32, count, has_token(at, n), state);
     stream.need(count * SIZE);
 #pragma unroll
     for (int i = 0; i < N; i++)
-      if (i < count) down_item<0>(d, e, stream, mine + i * SIZE, x[i]);
+      if (i < count) down_item<0>(d, e, stream, mine + i * SIZE, x, i);
     stream.done(count * SIZE);
   } else {
-    uint4 next[N];
-    request(next, from, 32, count, on);
+    uint4 next[PANELS][N];
+#pragma unroll
+    for (int n = 0; n < PANELS; n++)
+      request(next[n], from + n * 8 * INNER, 32, count, has_token(at, n));
 #pragma unroll 1
     for (int first = 0; first < count; first += N) {
 #pragma unroll
-      for (int i = 0; i < N; i++) x[i] = next[i];
-      settle(x, from + first * 32, 32, count - first, on, state);
-      request(next, from + (first + N) * 32, 32, count - first - N, on);
+      for (int n = 0; n < PANELS; n++) {
+#pragma unroll
+        for (int i = 0; i < N; i++) x[n][i] = next[n][i];
+        const u16* now = from + n * 8 * INNER + first * 32;
+        settle(x[n], now, 32, count - first, has_token(at, n), state);
+        request(next[n], now + N * 32, 32, count - first - N, has_token(at, n));
+      }
 #pragma unroll
       for (int i = 0; i < N; i++) {
         if (first + i < count) {
           stream.need(SIZE);
-          down_item<0>(d, e, stream, mine, x[i]);
+          down_item<0>(d, e, stream, mine, x, i);
           stream.done(SIZE);
         }
       }
