@@ -31,9 +31,9 @@ from paceline.bench.measure import ChosenLength
 from paceline.models.weights import expected_weights
 from paceline.synth.shapes import SHAPES
 
-PROMPT, MOST = 128, 16  # tokens of a prompt, streams at a time
+MOST = 16  # streams at a time
 # Streams at a time, k.
-WAYS = [(1, 0), (1, 1), (1, 4), (1, 7), (2, 3), (2, 7), (4, 1), (4, 3), (8, 0), (8, 1), (16, 0)]
+WAYS = [(1, 0), (1, 4), (1, 7), (2, 3), (4, 1), (4, 3), (8, 0), (8, 1), (16, 0)]
 
 
 def random_pair(shape: str, layers: int, root: Path) -> tuple[str, str]:
@@ -59,18 +59,20 @@ def random_pair(shape: str, layers: int, root: Path) -> tuple[str, str]:
 
 
 def open_engine(target: str, drafter: str, policy: ChosenLength, args: argparse.Namespace) -> LLM:
-    """One prompt a prefill pass: its budget beside the decode rows holds no second one."""
+    """One prompt a prefill pass: the token budget holds no second one."""
+    length = 2 * args.tokens + 2 * MOST
     return LLM(
         target,
         device="cuda",
         dtype="bfloat16",
+        skip_tokenizer_init=True,
         latency_path=args.latency_path,
         speculative_model=drafter,
         num_speculative_tokens=policy.max_k,
         policy=policy,
         max_num_seqs=MOST,
-        max_model_len=PROMPT + args.tokens + 1,
-        max_num_batched_tokens=PROMPT + MOST,
+        max_model_len=length,
+        max_num_batched_tokens=length,
         enable_chunked_prefill=False,
         enable_prefix_caching=False,
         kv_cache_memory_bytes=2 * 10**9,
@@ -85,7 +87,7 @@ def compare(name: str, target: str, drafter: str, args: argparse.Namespace) -> d
     results: dict[str, Any] = {}
     with open_engine(target, drafter, policy, args) as llm:
         vocab = llm.engine.config.model.arch.vocab_size
-        prompts = rng.integers(0, min(vocab, 4000), (args.streams, PROMPT)).tolist()
+        prompts = rng.integers(0, min(vocab, 4000), (args.streams, args.tokens + 2 * MOST)).tolist()
         sampling = [
             SamplingParams(temperature=i % 2, seed=i, max_tokens=args.tokens, ignore_eos=True)
             for i in range(args.streams)
