@@ -288,7 +288,7 @@ def test_speculation_is_off_above_the_batch_size_and_says_why() -> None:
         stats = core.scheduler.stats
         seen.add((core.scheduler.num_running > 2, stats.last_k > 0, stats.last_k_reason))
     reasons = {reason for _, _, reason in seen}
-    assert "4 running > disable_by_batch_size 2" in reasons
+    assert "disabled by batch size: 4 running > 2" in reasons
     assert "fixed" in reasons
 
 

@@ -18,6 +18,8 @@ from paceline.server.convert import ServingContext
 from paceline.server.delta_stream import DeltaStream
 from paceline.server.errors import unavailable
 from paceline.server.messages import AddRequest, Delta, Ready
+from paceline.server.metrics import Metrics
+from paceline.server.observer import Observer
 from paceline.server.routes import Api
 from paceline.server.run import Serving
 from paceline.server.settings import ServerSettings
@@ -149,7 +151,10 @@ def stub_api(client: Any, **settings: Any) -> Api:
     path = local_directory(MODEL)
     assert path is not None
     context = ServingContext(Tokenizer.load(path), MODEL, MAX_LEN, 4096)
-    return Api(client, context, ServerSettings(**settings), (MODEL, "alias"), MODEL)
+    observer = Observer()
+    metrics = Metrics(observer, MODEL, 512)
+    names = (MODEL, "alias")
+    return Api(client, context, ServerSettings(**settings), names, MODEL, observer, metrics, {})
 
 
 def delta(request_id: str, text: str = "", finish: str | None = None, **fields: Any) -> Delta:
@@ -166,6 +171,7 @@ def delta(request_id: str, text: str = "", finish: str | None = None, **fields: 
         "num_cached_tokens": 0,
         "prompt_logprobs": None,
         "speculative": None,
+        "times": None,
         "error": None,
     }
     return Delta(**{**values, **fields})

@@ -22,6 +22,7 @@ from paceline.server import engine_client
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import APIError
 from paceline.server.messages import AddRequest
+from paceline.server.observer import Observer
 from server.serving import engine_config, wait_for
 
 PROMPT = [10, 20, 30, 40]
@@ -37,7 +38,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def with_client(use: Callable[[EngineClient], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
-        client = EngineClient(engine_config(), log_stats=False, **options)
+        client = EngineClient(engine_config(), Observer(), log_stats=False, **options)
         await client.start()
         try:
             await asyncio.wait_for(use(client), 60)
@@ -166,7 +167,7 @@ def test_what_keeps_an_engine_from_loading_is_raised(
         file.write_bytes(b"broken")
 
     async def main() -> None:
-        client = EngineClient(config)
+        client = EngineClient(config, Observer())
         with pytest.raises(ConfigError):
             await client.start()
         assert client.state == "stopped"
@@ -179,7 +180,7 @@ def test_an_engine_that_dies_while_it_loads_is_an_error(monkeypatch: pytest.Monk
 
     async def main() -> None:
         with pytest.raises(EngineError, match="ended with status 1"):
-            await EngineClient(engine_config()).start()
+            await EngineClient(engine_config(), Observer()).start()
 
     asyncio.run(main())
 
@@ -187,10 +188,11 @@ def test_an_engine_that_dies_while_it_loads_is_an_error(monkeypatch: pytest.Monk
 ORPHAN = """
 import asyncio, os
 from paceline.server.engine_client import EngineClient
+from paceline.server.observer import Observer
 from server.serving import engine_config
 
 async def main():
-    client = EngineClient(engine_config())
+    client = EngineClient(engine_config(), Observer())
     await client.start()
     print(client.pid, flush=True)
     await asyncio.sleep(60)

@@ -66,6 +66,7 @@ def delta(text: str = "", *, name: str = "r", tokens: int = 1, **fields: Any) ->
         "num_cached_tokens": 3,
         "prompt_logprobs": None,
         "speculative": None,
+        "times": None,
         "error": None,
     }
     return Delta(**{**values, **fields})

@@ -258,7 +258,7 @@ class Scheduler:
                 break
             if drafts.any():
                 k = int(drafts.max()) - 1
-                out.k_reason = f"{pool.num_free} free blocks"
+                out.k_reason = f"free blocks: {pool.num_free}"
                 continue
             if self._launched:
                 out.k = 0
@@ -433,7 +433,7 @@ class Scheduler:
         stats.num_prompt_tokens += int(out.prefill_lens.sum())
         stats.num_batched_tokens += out.num_batched_tokens
         if len(out.decode_rows):
-            stats.last_k, stats.last_k_reason = out.k, out.k_reason
+            stats.record_choice(out.k, out.k_reason)
 
     def update_from_output(self, output: ModelRunnerOutput) -> None:
         """Commit a step's results, in launch order; events are fetched with ``take_events``."""

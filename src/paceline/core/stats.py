@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from paceline.arrays import Int64Array
 from paceline.core.commit_log import CommitLog
+
+_NUMBERS = re.compile(r"[\s:]*\d")  # where a reason turns from words to numbers
 
 
 @dataclass(slots=True)
@@ -32,6 +35,7 @@ class EngineStats:
     num_catch_up_tokens: int = 0  # drafter KV computed for tokens it had missed
     last_k: int = 0
     last_k_reason: str = ""
+    choices: dict[tuple[int, str], int] = field(default_factory=dict)  # decode passes by k and why
     # Index i counts rounds that proposed at least i + 1 drafts; of these, those that accepted the i
     # before; of these, those that accepted this one too.
     proposed_by_position: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -43,6 +47,12 @@ class EngineStats:
     def acceptance_rate(self) -> float | None:
         """Accepted ÷ proposed, None before anything was proposed."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    def record_choice(self, k: int, reason: str) -> None:
+        """Count a decode pass. reason: counted without its numbers, of which there may be many."""
+        self.last_k, self.last_k_reason = k, reason
+        choice = k, _NUMBERS.split(reason, 1)[0]
+        self.choices[choice] = self.choices.get(choice, 0) + 1
 
     def record_drafts(self, proposed: Int64Array, accepted: Int64Array) -> None:
         """Add one step's rounds. proposed, accepted: [rows] draft tokens of each row."""

@@ -14,11 +14,14 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.server.auth import ApiKeys, RequireKey
+from paceline.server.dashboard import pages
 from paceline.server.errors import APIError, as_api_error
+from paceline.server.observer import Observer
 from paceline.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -26,6 +29,24 @@ from paceline.server.protocol import (
     TokenizeRequest,
 )
 from paceline.server.routes import Api
+
+
+class CountResponses:
+    """ASGI middleware: tells the observer of every response's route and status."""
+
+    def __init__(self, app: ASGIApp, observer: Observer) -> None:
+        self._app = app
+        self._observer = observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "other")
+                self._observer.responses[route, message["status"]] += 1
+            await send(message)
+
+        await self._app(scope, receive, counted if scope["type"] == "http" else send)
+
 
 _BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 _SCHEMA = "#/components/schemas/"
@@ -70,6 +91,7 @@ def make_app(api: Api, api_keys: tuple[str, ...] = ()) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
         )
+    app.add_middleware(CountResponses, observer=api.observer)  # outermost: it sees all
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -103,8 +125,12 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         ("/health", api.health),
         ("/ping", api.ping),
         ("/version", api.version),
+        ("/metrics", api.prometheus),
+        ("/dashboard/data", api.dashboard_data),
     ):
         app.add_api_route(path, getter, methods=["GET"], responses=errors)
+    for path, page in pages().items():
+        app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/ping", api.ping, methods=["POST"], include_in_schema=False)
 
 

@@ -13,12 +13,14 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from paceline.server.dashboard import PATHS
 from paceline.server.errors import APIError
 from paceline.server.limits import send_error
 
-# For load balancers, probes and scrapers, and what browsers show.
+# For load balancers, probes and scrapers, and what browsers show. The dashboard's page asks for a
+# key where there are any; its data needs one.
 OPEN_PATHS = frozenset(
-    {"/health", "/ping", "/version", "/metrics", "/docs", "/redoc", "/openapi.json"}
+    {"/health", "/ping", "/version", "/metrics", "/docs", "/redoc", "/openapi.json", *PATHS}
 )
 
 

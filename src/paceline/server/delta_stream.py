@@ -121,3 +121,4 @@ def _merge(earlier: Delta, later: Delta) -> None:
     earlier.finish_reason = later.finish_reason
     earlier.stop_reason = later.stop_reason
     earlier.speculative = later.speculative
+    earlier.times = later.times

@@ -2,7 +2,7 @@
 
 One event loop uses it. Knows no HTTP; must not import torch.
 
-    client = EngineClient(config)
+    client = EngineClient(config, Observer())
     ready = await client.start()
     stream = client.submit([AddRequest("1", ids, SamplingParams())])
     async for deltas in stream: ...
@@ -34,6 +34,7 @@ from paceline.server.messages import (
     Start,
     Stats,
 )
+from paceline.server.observer import Observer
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +48,19 @@ _STOP_PATIENCE_S = 5.0  # until an engine that was told to leave is killed
 class EngineClient:
     """One engine process, and with ``restart`` its successors.
 
-    log_stats: whether the engine logs its line every few seconds.
+    observer: is told what the engine says. log_stats: whether the engine logs its line every few
+    seconds.
     """
 
     def __init__(
-        self, config: EngineConfig, *, restart: bool = False, log_stats: bool = True
+        self,
+        config: EngineConfig,
+        observer: Observer,
+        *,
+        restart: bool = False,
+        log_stats: bool = True,
     ) -> None:
+        self._observer = observer
         self._start_message = Start(config, log_stats)
         self._restart = restart
         self._handle: EngineHandle | None = None
@@ -63,7 +71,6 @@ class EngineClient:
         self.state: State = "stopped"
         self.cause = ""  # why the state is "dead"
         self.ready: Ready | None = None
-        self.stats: Stats | None = None
         self.num_in_flight = 0  # outputs of all unfinished requests
         self.num_restarts = 0
 
@@ -110,6 +117,11 @@ class EngineClient:
         return None if self._handle is None else self._handle.pid
 
     @property
+    def stats(self) -> Stats | None:
+        """What the engine last said of itself, None while none lives."""
+        return self._observer.stats
+
+    @property
     def seconds_silent(self) -> float:
         """Since the engine last said anything; it does so at least once a second between steps."""
         return time.monotonic() - self._last_message
@@ -140,6 +152,7 @@ class EngineClient:
         """A stream's reader has left."""
         for request_id in unfinished:
             self._forget(request_id)
+            self._observer.leave(request_id, "abort" if self.state == "ready" else "error")
         if unfinished and self._handle is not None and self.state == "ready":
             self._handle.send(Abort(unfinished))
 
@@ -161,6 +174,7 @@ class EngineClient:
     def _receive(self, message: FromEngine) -> None:
         self._last_message = time.monotonic()
         if isinstance(message, Deltas):
+            self._observer.take(message.deltas)
             streams = self._streams
             for delta in message.deltas:
                 stream = streams.get(delta.request_id)
@@ -168,7 +182,7 @@ class EngineClient:
                 if stream is not None and stream.put(delta):
                     self._forget(delta.request_id)
         elif isinstance(message, Stats):
-            self.stats = message
+            self._observer.engine(message)
         elif isinstance(message, Ready):
             self.state = "ready"
             self._settle(lambda settled: settled.set_result(message))
@@ -187,7 +201,8 @@ class EngineClient:
         self._settle(lambda settled: settled.set_exception(EngineError(_died(self.cause))))
         if self.state != "ready":
             return
-        self.state, self.stats = "dead", None
+        self.state = "dead"
+        self._observer.engine(None)
         logger.error("%s; %d requests are lost", _died(self.cause), len(self._streams))
         self.fail_all(self._unavailable())
         if self._restart:

@@ -41,6 +41,7 @@ from paceline.server.messages import (
     Shutdown,
     Start,
     Stats,
+    Times,
     ToEngine,
     TokenLogprobs,
     decode_for_engine,
@@ -192,6 +193,7 @@ class EngineLoop:
             num_cached_tokens=request.sequences[0].num_cached_tokens,
             prompt_logprobs=prompt_logprobs,
             speculative=sequence.speculative if speculates and sequence.finished else None,
+            times=_times(request) if sequence.finished else None,
             error=sequence.error,
         )
 
@@ -222,10 +224,23 @@ class EngineLoop:
                 num_generation_tokens=stats.num_generation_tokens,
                 num_cached_tokens=stats.num_cached_tokens,
                 num_preemptions=stats.num_preemptions,
+                num_batched_tokens=stats.num_batched_tokens,
+                num_drafts=stats.num_drafts,
                 num_draft_tokens=stats.num_draft_tokens,
                 num_accepted_tokens=stats.num_accepted_tokens,
+                proposed_by_position=stats.proposed_by_position.tolist(),
+                accepted_by_position=stats.accepted_by_position.tolist(),
+                choices=[(k, why, count) for (k, why), count in stats.choices.items()],
             )
         )
+
+
+def _times(request: Request) -> Times:
+    def since(moment: float | None) -> float | None:
+        return None if moment is None else moment - request.arrival_time
+
+    end = time.monotonic() - request.arrival_time
+    return Times(since(request.first_scheduled_time), since(request.first_token_time), end)
 
 
 def _positions(entries: list[dict[int, Logprob]] | None) -> list[TokenLogprobs] | None:
@@ -258,6 +273,7 @@ def _error_delta(request_id: str, message: str, status: int) -> Delta:
         num_cached_tokens=0,
         prompt_logprobs=None,
         speculative=None,
+        times=None,
         error=message,
         error_status=status,
     )

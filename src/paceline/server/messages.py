@@ -27,6 +27,15 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     texts: list[str]  # each token on its own; "" without a tokenizer
 
 
+class Times(msgspec.Struct, array_like=True):
+    """Seconds since the engine took the request, until it was scheduled, had its first token, and
+    until this output's end."""
+
+    scheduled: float | None
+    first_token: float | None
+    end: float
+
+
 class Delta(msgspec.Struct, array_like=True):
     """What one step, or several, added to one output of a request."""
 
@@ -41,6 +50,7 @@ class Delta(msgspec.Struct, array_like=True):
     num_cached_tokens: int  # of the prompt, found in the prefix cache
     prompt_logprobs: list[TokenLogprobs | None] | None  # with output 0's first delta, if asked for
     speculative: SpeculativeMetrics | None  # with the last delta of an output
+    times: Times | None  # with the last delta of an output
     error: str | None  # why finish_reason is "error"
     error_status: int = 500  # what the error is in HTTP: 400 where the request is at fault
 
@@ -108,8 +118,13 @@ class Stats(msgspec.Struct, array_like=True, tag="stats"):
     num_generation_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+    num_batched_tokens: int
+    num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    proposed_by_position: list[int]  # as in ``EngineStats``
+    accepted_by_position: list[int]
+    choices: list[tuple[int, str, int]]  # k, why, decode passes
 
 
 class Fatal(msgspec.Struct, array_like=True, tag="fatal"):

@@ -28,10 +28,13 @@ from paceline.server.convert import (
     tokenize,
 )
 from paceline.server.delivery import BodyDelivery, EventDelivery
+from paceline.server.delta_stream import DeltaStream
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import APIError
 from paceline.server.limits import check_room, read_body
 from paceline.server.messages import AddRequest
+from paceline.server.metrics import Metrics
+from paceline.server.observer import Observer
 from paceline.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -56,7 +59,8 @@ _LONG_BODY = 32 * 1024
 class Api:
     """The endpoints of one server, and what they share.
 
-    names: what clients may call the model. root: where the model came from.
+    names: what clients may call the model. root: where the model came from. about: of the engine,
+    for the dashboard.
     """
 
     client: EngineClient
@@ -64,6 +68,9 @@ class Api:
     settings: ServerSettings
     names: tuple[str, ...]
     root: str
+    observer: Observer
+    metrics: Metrics
+    about: dict[str, Any]
     draining: bool = False  # told to end: nothing new is begun
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -77,9 +84,10 @@ class Api:
             self._check_model(body.model)
             return body, chat_to_engine(body, self.context)
 
+        arrived = time.monotonic()
         body, wanted = await self._prepare(request, prepare)
         requests = {new_id("chatcmpl"): wanted}
-        stream = self._submit(body, requests)
+        stream = self._submit(body, requests, "chat", arrived)
         timeout = self.settings.request_timeout
         if body.stream:
             return EventDelivery(stream, ChatStream(body, wanted, self.context), timeout)
@@ -93,9 +101,10 @@ class Api:
             self._check_model(body.model)
             return body, completion_to_engine(body, self.context)
 
+        arrived = time.monotonic()
         body, wanted = await self._prepare(request, prepare)
         requests = {new_id("cmpl"): one for one in wanted}
-        stream = self._submit(body, requests)
+        stream = self._submit(body, requests, "completion", arrived)
         timeout = self.settings.request_timeout
         if body.stream:
             return EventDelivery(stream, CompletionStream(body, requests, self.context), timeout)
@@ -110,17 +119,26 @@ class Api:
             return await asyncio.to_thread(prepare, data)
         return prepare(data)
 
-    def _submit(self, body: SamplingFields, requests: Mapping[str, EngineRequest]) -> Any:
+    def _submit(
+        self,
+        body: SamplingFields,
+        requests: Mapping[str, EngineRequest],
+        kind: str,
+        arrived: float,
+    ) -> DeltaStream:
         self._check_room(sum(one.sampling.n for one in requests.values()))
         if self.settings.enable_log_requests:
             for name, one in requests.items():
                 _log_request(name, one, stream=bool(body.stream))
-        return self.client.submit(
+        stream = self.client.submit(
             [
                 AddRequest(name, one.prompt_token_ids, one.sampling, stream=bool(body.stream))
                 for name, one in requests.items()
             ]
         )
+        for name, one in requests.items():
+            self.observer.begin(name, kind, arrived, one.sampling.n)
+        return stream
 
     def _check_open(self) -> None:
         if self.draining:
@@ -210,6 +228,26 @@ class Api:
             return self.client.state
         hangs = self.client.seconds_silent > self.settings.engine_stall_timeout
         return "hanging" if hangs else "ok"
+
+    async def prometheus(self, request: Request) -> Response:
+        """Metrics in Prometheus' format."""
+        body, content_type = self.metrics.render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    async def dashboard_data(self) -> Response:
+        """What the dashboard shows; nothing that a client said."""
+        seen = self.observer
+        return _json(
+            {
+                "now": time.time(),
+                "uptime_s": time.time() - seen.started,
+                "status": self._status(),
+                "engine": self.about,
+                "samples": list(seen.samples),
+                "positions": seen.positions(),
+                "requests": list(seen.recent),
+            }
+        )
 
     async def ping(self) -> Response:
         """The same as /health, with nothing in it."""

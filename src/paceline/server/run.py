@@ -14,9 +14,11 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
+from paceline import __version__
 from paceline.config import EngineConfig
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError
@@ -26,6 +28,8 @@ from paceline.server.convert import ServingContext
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import unavailable
 from paceline.server.messages import Ready
+from paceline.server.metrics import Metrics
+from paceline.server.observer import Observer
 from paceline.server.reasoning import REASONING_PARSERS
 from paceline.server.routes import Api
 from paceline.server.settings import ServerSettings
@@ -37,6 +41,7 @@ KEY_VARIABLE = "PACELINE_API_KEY"
 _INTERRUPTED = 130
 # Beyond the shutdown timeout, for clients that do not read what they are sent.
 _LAST_WRITES_S = 5
+_SAMPLE_S = 1.0  # between the dashboard's points
 
 
 class Serving:
@@ -62,7 +67,10 @@ class Serving:
         self._http: _HttpServer | None = None
         self._starting: asyncio.Task[Ready] | None = None
         self._num_stops = 0
-        self.client = EngineClient(config, restart=settings.restart_engine, log_stats=log_stats)
+        self.observer = Observer()
+        self.client = EngineClient(
+            config, self.observer, restart=settings.restart_engine, log_stats=log_stats
+        )
         self.api: Api | None = None
         self.url = ""  # known once it serves
 
@@ -120,7 +128,17 @@ class Serving:
             spec_decode_metrics=settings.per_request_spec_decode_metrics != "none",
             num_speculative_tokens=speculative.num_speculative_tokens if speculative else None,
         )
-        return Api(self.client, context, settings, names, config.model.name)
+        budget = config.scheduler.max_num_batched_tokens
+        return Api(
+            client=self.client,
+            context=context,
+            settings=settings,
+            names=names,
+            root=config.model.name,
+            observer=self.observer,
+            metrics=Metrics(self.observer, names[0], budget),
+            about=_about(config, ready),
+        )
 
     async def _serve(self, port: socket.socket) -> None:
         api, settings = self.api, self._settings
@@ -144,7 +162,16 @@ class Serving:
             logger.info("serving %s at %s/v1 (%s)", names, self.url, _who_may(keys))
 
         self._http = _HttpServer(http_config, accepting)
-        await self._http.serve(sockets=[port])
+        sampling = asyncio.create_task(self._sample())
+        try:
+            await self._http.serve(sockets=[port])
+        finally:
+            sampling.cancel()
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(_SAMPLE_S)
+            self.observer.sample()
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -211,6 +238,27 @@ class _HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _about(config: EngineConfig, ready: Ready) -> dict[str, Any]:
+    """The engine in a few words, for the dashboard."""
+    speculative = config.speculative
+    drafter = None
+    if speculative is not None:
+        drafter = speculative.method if speculative.model is None else speculative.model.name
+    return {
+        "version": __version__,
+        "model": config.model.name,
+        "drafter": drafter,
+        "num_speculative_tokens": speculative and speculative.num_speculative_tokens,
+        "dtype": config.model.dtype,
+        "device": config.device,
+        "max_num_seqs": ready.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+        "max_model_len": ready.max_model_len,
+        "num_blocks": ready.num_blocks,
+        "block_size": ready.block_size,
+    }
 
 
 def check_parsers(settings: ServerSettings) -> None:

@@ -64,9 +64,8 @@ class FixedPolicy:
 
     def choose(self, load: Load) -> DraftChoice:
         if self._disable_above and load.num_running > self._disable_above:
-            return DraftChoice(
-                0, f"{load.num_running} running > disable_by_batch_size {self._disable_above}"
-            )
+            reason = f"disabled by batch size: {load.num_running} running > {self._disable_above}"
+            return DraftChoice(0, reason)
         return DraftChoice(self.max_k, "fixed")
 
     def observe(self, outcome: DraftOutcome) -> None:
