@@ -179,7 +179,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
-    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--contexts", nargs="+", type=int, default=[300])
     parser.add_argument("--verify", action="store_true", help="all tokens of one sequence")
     parser.add_argument("--trace", action="store_true", help="clocks of each phase")

@@ -55,6 +55,20 @@ SMALL = {
 }  # fmt: skip
 
 
+def two_layers(name: str, vocab_size: int) -> ModelArch:
+    """Of a published shape."""
+    arch = find_shape(name).arch()
+    return dataclasses.replace(
+        arch, num_layers=2, sliding_window=(None, None), vocab_size=vocab_size
+    )
+
+
+LARGE = {
+    "0.5B, 2 layers": two_layers("qwen2.5-0.5b", 151_936),
+    "7B, 2 layers": two_layers("qwen2.5-7b", 2000),
+}
+
+
 def planned(arch: ModelArch, max_positions: int = 2048, card: CardLimits = H200) -> LatencyPlan:
     """The plan of an architecture that the latency path takes."""
     found = plan(arch, card, dtype="bfloat16", block_size=BLOCK_SIZE, max_positions=max_positions)

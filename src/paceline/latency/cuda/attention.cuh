@@ -21,6 +21,7 @@ constexpr int VALUE_PIECES = most(HEAD_DIM / 64, 1);
 constexpr int DIM_TILES = HEAD_DIM / 16;   // of the output
 constexpr float NO_KEY = -1e30f;
 static_assert(SPLIT % 16 == 0, "a split is whole tiles");
+static_assert(THREADS >= HEAD_DIM, "splits are weighed with a dimension a thread");
 static_assert(!QK_NORM || HEAD_DIM >= 64, "four lanes hold both halves of a pair");
 
 // 16 keys and their values. Of keys, a lane holds its quad's parts of keys `group` and `group` + 8;
