@@ -21,6 +21,8 @@ class SpeculativeMetrics:
     num_drafts: int = 0  # rounds that proposed at least one token
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    # Drafts proposed and accepted in each of these rounds, where the server was asked for it.
+    rounds: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def acceptance_rate(self) -> float | None:

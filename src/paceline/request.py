@@ -124,6 +124,7 @@ class Request:
     prompt: str | None = None
     eos_token_ids: frozenset[int] = frozenset()  # the model's own stop ids
     stream: bool = False  # whether new tokens are reported at every step
+    keep_rounds: bool = False  # whether each round's drafts are kept, see ``SpeculativeMetrics``
     max_total_tokens: int = 0  # prompt + output, set at admission
     first_scheduled_time: float | None = None
     first_token_time: float | None = None

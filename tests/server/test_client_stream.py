@@ -24,6 +24,32 @@ async def read(stream: DeltaStream) -> list[Any]:
     return [deltas async for deltas in stream]
 
 
+def test_what_is_read_is_told_once() -> None:
+    async def main() -> None:
+        told: list[str] = []
+        closed: list[str] = []
+        stream = DeltaStream(
+            {"a": 1, "b": 1, "c": 1},
+            closed.extend,
+            lambda deltas: told.extend(f"{d.request_id}:{d.text}" for d in deltas),
+        )
+        stream.put(delta("a", "x"))
+        stream.put(delta("a", "y"))
+        assert told == []  # nobody has read it
+        await anext(stream)
+        assert told == ["a:xy"]
+        stream.put(delta("b", "z", "stop"))
+        stream.put(delta("c", "", "error", error="a step failed"))
+        assert told == ["a:xy", "c:"]
+        stream.close()
+        stream.close()
+        assert told == ["a:xy", "c:", "b:z"]  # finished, if unread
+        stream.put(delta("a", "late"))
+        assert (told[3:], closed) == ([], ["a"])
+
+    asyncio.run(main())
+
+
 def test_a_reader_that_keeps_up_gets_every_delta_by_itself() -> None:
     async def main() -> None:
         stream, aborted = make(a=1)

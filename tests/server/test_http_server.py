@@ -25,7 +25,7 @@ MESSAGES: list[Any] = [{"role": "user", "content": "Write a loop."}]
 def server() -> Iterator[RunningServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        with RunningServer(per_request_spec_decode_metrics="summary") as server:
+        with RunningServer(per_request_spec_decode_metrics="detailed") as server:
             yield server
 
 
@@ -158,7 +158,11 @@ def test_ids_as_prompts_echo_and_logprobs(server: RunningServer, llm: LLM) -> No
     assert choice["text"] == PROMPTS[0] + expected.text
     assert len(choice["logprobs"]["tokens"]) == len(ids) + len(expected.token_ids)
     drafts = answer["metrics"]["speculative_decoding"]
-    assert 0 <= drafts["num_accepted_draft_tokens"] <= drafts["num_draft_tokens"]
+    accepted, drafted = drafts["per_step_accepted"], drafts["per_step_drafted"]
+    assert all(0 <= a <= d <= 3 for a, d in zip(accepted, drafted, strict=True))
+    assert sum(accepted) == drafts["num_accepted_draft_tokens"]
+    assert sum(drafted) == drafts["num_draft_tokens"] > 0
+    assert len(accepted) == drafts["num_spec_steps"] == sum(drafts["acceptance_histogram"])
 
 
 def test_a_repeated_prompt_is_found_in_the_cache(server: RunningServer) -> None:

@@ -104,10 +104,14 @@ def streaming(url: str, **body: Any) -> Iterator[Iterator[str]]:
         yield lines
 
 
+def children_of(server: Server) -> list[int]:
+    pid = server.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def engine_of(server: Server) -> int:
     """Process id of the engine: the server's child."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-    return int(children.split()[-1])
+    return children_of(server)[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -153,7 +157,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
 def test_a_signal_while_the_engine_loads() -> None:
     server = Server()
     try:
-        wait_for(lambda: "resolved settings" in server.log, 30.0)
+        wait_for(lambda: children_of(server), 30.0)  # signals are handled before it is started
         server.process.send_signal(signal.SIGTERM)
         assert server.end(10) == 0
         assert "Traceback" not in server.log
@@ -239,7 +243,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         (["paceline/demo", "--max-queue", "-1"], "`max_queue` must be at least 0"),
         (["paceline/demo", "--host", "no.such.host.invalid"], "there is no address"),
         (["paceline/demo", "--tool-call-parser", "x"], "`tool_call_parser` must be one of"),
-        (["paceline/demo", "--enable-auto-tool-choice"], "--tool-call-parser"),
+        (["paceline/demo", "--port", "0", "--enable-auto-tool-choice"], "--tool-call-parser"),
         (["paceline/demo", "--ssl-keyfile", "x"], "needs both"),
         (["paceline/demo", "--config", "none.toml"], "none.toml cannot be read"),
         (["paceline/demo", "--max-model-len", "-1"], "max_model_len"),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.serving import MODEL, RunningServer, wait_for
+from paceline.server.app import make_app
+from server.serving import MODEL, RunningServer, StubClient, stub_api, wait_for
 
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 
@@ -71,6 +75,61 @@ def test_counts_are_those_of_the_answers(server: RunningServer) -> None:
     assert now["http_responses_total", "/v1/completions,200"] >= 5
 
 
+def test_several_outputs_and_prefix_hits_count_as_in_usage(server: RunningServer) -> None:
+    before = scrape(server)
+    prompts = output = cached = 0
+    body = {"prompt": ["y = [" + "2, " * 50, "z"], "n": 2, "max_tokens": 7, "ignore_eos": True}
+    for _ in range(2):
+        usage = server.post("/v1/completions", **body).json()["usage"]
+        prompts, output = prompts + usage["prompt_tokens"], output + usage["completion_tokens"]
+        cached += usage["prompt_tokens_details"]["cached_tokens"]
+    assert output == 2 * 2 * 2 * 7
+    assert cached >= 32
+    assert grown(server, before, "prompt_tokens_total") == prompts
+    assert grown(server, before, "generation_tokens_total") == output
+    assert grown(server, before, "prefix_cache_queries_total") == prompts
+    assert grown(server, before, "prefix_cache_hits_total") == cached
+    assert grown(server, before, "e2e_request_latency_seconds_count") == 4  # one a prompt
+    key = "request_success_total", "length"
+    assert scrape(server)[key] - before[key] == 8  # one an output
+
+
+def test_times_are_those_a_client_sees(server: RunningServer) -> None:
+    before = scrape(server)
+    body = {"prompt": "import sys\n", "max_tokens": 40, "stream": True, "ignore_eos": True}
+    began = time.monotonic()
+    with httpx.stream("POST", server.url + "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        first = time.monotonic() - began
+        for _ in lines:
+            pass
+    total = time.monotonic() - began
+    seen = {
+        name: grown(server, before, name + "_seconds_sum")
+        for name in (
+            "time_to_first_token",
+            "e2e_request_latency",
+            "request_queue_time",
+            "request_prefill_time",
+            "request_decode_time",
+            "request_inference_time",
+            "inter_token_latency",
+            "request_time_per_output_token",
+        )
+    }
+    assert 0 < seen["time_to_first_token"] < first
+    assert first - seen["time_to_first_token"] < 0.25  # connecting, and two threads on few cores
+    assert seen["time_to_first_token"] < seen["e2e_request_latency"] < total
+    engine = seen["request_queue_time"] + seen["request_inference_time"]
+    assert engine < seen["e2e_request_latency"]
+    parts = seen["request_prefill_time"] + seen["request_decode_time"]
+    assert parts == pytest.approx(seen["request_inference_time"])
+    assert seen["request_time_per_output_token"] == pytest.approx(seen["request_decode_time"] / 39)
+    events = seen["time_to_first_token"] + seen["inter_token_latency"]
+    assert events == pytest.approx(seen["e2e_request_latency"], abs=0.01)
+
+
 def test_aborted_and_refused_requests(server: RunningServer) -> None:
     before = scrape(server)
     body = {"prompt": "x = 1\n", "max_tokens": 400, "stream": True, "ignore_eos": True}
@@ -101,6 +160,45 @@ def test_totals_survive_the_engine() -> None:
         wait_for(server.is_idle, 60)
         server.post("/v1/completions", prompt="def f", max_tokens=4, ignore_eos=True)
         assert grown(server, before, "generation_tokens_total") == 4
+
+
+def test_what_is_refused_for_its_key_counts_for_its_route() -> None:
+    api = stub_api(StubClient())
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(make_app(api, ("secret",)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            assert (await http.get("/v1/models")).status_code == 401
+            assert (await http.get("/v1/nothing")).status_code == 401
+            assert (await http.get("/metrics")).status_code == 200
+
+    asyncio.run(main())
+    assert api.observer.responses == {
+        ("/v1/models", 401): 1,
+        ("other", 401): 1,
+        ("/metrics", 200): 1,
+    }
+
+
+def test_histograms_are_cumulative_and_complete(server: RunningServer) -> None:
+    server.post("/v1/completions", prompt="def f", max_tokens=3)
+    families = text_string_to_metric_families(server.get("/metrics").text)
+    histograms = [family for family in families if family.type == "histogram"]
+    assert len(histograms) == 10
+    for family in histograms:
+        counts = [s.value for s in family.samples if s.name.endswith("_bucket")]
+        (total,) = (s.value for s in family.samples if s.name.endswith("_count"))
+        assert counts == sorted(counts)
+        assert counts[-1] == total
+        assert family.samples[len(counts) - 1].labels["le"] == "+Inf"
+
+
+def test_openmetrics_where_it_is_asked_for(server: RunningServer) -> None:
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    answer = httpx.get(server.url + "/metrics", headers=accept)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    names = {family.name for family in openmetrics.text_string_to_metric_families(answer.text)}
+    assert {"paceline:prompt_tokens", "paceline:time_to_first_token_seconds"} <= names
 
 
 def test_the_documentation_names_every_metric(server: RunningServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -199,6 +200,7 @@ def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(
     engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = offline(engine, GREEDY).outputs[0].text
+    before = engine.stats.num_request_prompt_tokens
     runner = engine.core.runner
     monkeypatch.setattr(runner, "launch", Failing(runner.launch, range(3, 4)))
     channel = serve(
@@ -214,6 +216,9 @@ def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(
         assert (last.finish_reason, last.error_status) == ("error", 500)
         assert "the device is on fire" in (last.error or "")
     assert "".join(d.text for d in channel.of("c")) == expected
+    stats = [message for message in channel.sent if isinstance(message, Stats)]
+    assert all(a.num_steps <= b.num_steps for a, b in itertools.pairwise(stats))
+    assert stats[-1].num_request_prompt_tokens - before >= 2 * len(PROMPT)
 
 
 def test_steps_that_fail_in_a_row_end_the_engine(
@@ -273,6 +278,19 @@ def test_a_grammar_that_cannot_be_compiled_is_a_wrong_request(engine: LLMEngine)
     assert isinstance(compiled.exception(30), RequestError)
     channel = serve(engine, [AddRequest("bad", PROMPT, shaped)], *[[]] * 500)
     assert channel.of("bad")[0].error_status == 400
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_last_delta_has_times_and_rounds(engine: LLMEngine, keep: bool) -> None:
+    began = time.monotonic()
+    channel = serve(engine, [AddRequest("a", PROMPT, GREEDY, keep_rounds=keep)])
+    *others, last = channel.of("a")
+    assert all(d.times is None and d.speculative is None for d in others)
+    assert last.times is not None
+    assert last.speculative is not None
+    moments = (last.times.scheduled or 0, last.times.first_token or 0, last.times.ended)
+    assert began <= moments[0] < moments[1] < moments[2] <= time.monotonic()
+    assert len(last.speculative.rounds) == (last.speculative.num_drafts if keep else 0)
 
 
 def test_the_last_sign_of_life_says_that_nothing_is_held(engine: LLMEngine) -> None:

@@ -389,12 +389,15 @@ def test_echo_of_the_prompt_alone() -> None:
 
 
 def test_metrics_of_speculation() -> None:
-    server = context(spec_decode_metrics=True, num_speculative_tokens=5)
-    drafts = SpeculativeMetrics(num_drafts=4, num_draft_tokens=20, num_accepted_tokens=6)
+    server = context(spec_decode_metrics="summary", num_speculative_tokens=5)
+    rounds = [(5, 2), (5, 4), (5, 0), (5, 0)]
+    drafts = SpeculativeMetrics(4, 20, 6, rounds)
     deltas = [delta("a", finish_reason="stop", speculative=drafts)]
     report = {
         "mean_acceptance_length": 2.5,
         "draft_acceptance_rate": 0.3,
+        "acceptance_histogram": [2, 0, 1, 0, 1, 0],
+        "acceptance_histogram_by_draft_length": {"5": [2, 0, 1, 0, 1, 0]},
         "num_spec_steps": 4,
         "num_accepted_draft_tokens": 6,
         "num_draft_tokens": 20,
@@ -410,3 +413,15 @@ def test_metrics_of_speculation() -> None:
     idle = [delta("a", finish_reason="stop", speculative=SpeculativeMetrics())]
     got = whole_chat(idle, server=server)["metrics"]["speculative_decoding"]
     assert got["mean_acceptance_length"] is None
+    assert got["acceptance_histogram"] == [0] * 6
+
+
+def test_detailed_metrics_have_every_round_in_order() -> None:
+    server = context(spec_decode_metrics="detailed", num_speculative_tokens=3)
+    drafts = SpeculativeMetrics(3, 7, 3, [(3, 1), (1, 0), (3, 2)])
+    deltas = [delta("a", finish_reason="stop", speculative=drafts)]
+    got = whole_chat(deltas, server=server)["metrics"]["speculative_decoding"]
+    assert got["per_step_drafted"] == [3, 1, 3]
+    assert got["per_step_accepted"] == [1, 0, 2]
+    assert got["acceptance_histogram"] == [1, 1, 1, 0]
+    assert got["acceptance_histogram_by_draft_length"] == {"1": [1, 0], "3": [0, 1, 1, 0]}

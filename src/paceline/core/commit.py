@@ -91,7 +91,10 @@ def _commit_runs(
     _keep_logprobs(table, runs, output)
     _account(table, kv, stats, runs, result)
     for row in rows[runs.start == table.prompt_len[rows]].tolist():
-        result.first_tokens.append(table.sequence(row).request)
+        sequence = table.sequence(row)
+        result.first_tokens.append(sequence.request)
+        if sequence is sequence.leader:
+            stats.num_request_prompt_tokens += sequence.request.prompt_len
     for i in np.flatnonzero(table.streams[rows]).tolist():
         row = int(rows[i])
         result.streamed.append((table.sequence(row), runs.tokens[i, : runs.kept[i]].tolist()))
@@ -167,6 +170,9 @@ def _account(
         table.num_drafts[rows] += drafting
         table.num_draft_tokens[rows] += proposed
         table.num_accepted_tokens[rows] += accepted
+        for i in np.flatnonzero(drafting & table.keeps_rounds[rows]).tolist():
+            drafts = table.sequence(int(rows[i])).speculative
+            drafts.rounds.append((int(proposed[i]), int(accepted[i])))
     if (runs.proposed > 0).any():
         _record_drafter_fill(table, kv, runs)
     result.outcome = DraftOutcome(

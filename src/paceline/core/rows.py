@@ -50,6 +50,7 @@ class RowTable:
         self.num_accepted_tokens = column()
         self.has_stop_strings = np.zeros(max_num_seqs, np.bool_)
         self.streams = np.zeros(max_num_seqs, np.bool_)
+        self.keeps_rounds = np.zeros(max_num_seqs, np.bool_)
         self.stop_ids = np.full((max_num_seqs, 1), -1, np.int32)  # [rows, most stop ids], padded
         max_blocks = -(-max_model_len // block_size)
         # calloc'ed: rows that stay short never touch their tail.
@@ -78,6 +79,11 @@ class RowTable:
         """Rows of the mask, oldest first."""
         rows = np.flatnonzero(mask)
         return rows[np.argsort(self.order[rows])]
+
+    def draft_room(self, rows: Int64Array) -> Int64Array:
+        """Drafts that could still be accepted before each row's last token."""
+        left: Int64Array = self.max_total[rows] - self.num_tokens[rows]
+        return left - self.in_flight_min[rows] - 1
 
     def blocks(self, row: int) -> list[int]:
         """The row's block ids in order."""
@@ -108,6 +114,7 @@ class RowTable:
         self.append_blocks(row, blocks)
         self.has_stop_strings[row] = sequence.stop_checker is not None
         self.streams[row] = request.stream
+        self.keeps_rounds[row] = request.keep_rounds
         self._set_stop_ids(row, request.stop_token_ids)
         sequence.row = row
         sequence.status = SequenceStatus.RUNNING
@@ -143,6 +150,7 @@ class RowTable:
             self.finished,
             self.has_stop_strings,
             self.streams,
+            self.keeps_rounds,
         ):
             flags[row] = False
         for values in (

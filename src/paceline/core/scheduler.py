@@ -54,6 +54,7 @@ class Scheduler:
 
     ``drafter_context``: tokens the drafter can reach, None without such a limit.
     ``drafter_has_kv``: whether the drafter keeps KV of its own (a model does, a lookup does not).
+    ``stats``: totals to go on with, those of a scheduler before.
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class Scheduler:
         seed: int = 0,
         drafter_has_kv: bool = False,
         drafter_context: int | None = None,
+        stats: EngineStats | None = None,
     ) -> None:
         self.config = config
         self.policy = policy
-        self.stats = EngineStats()
+        self.stats = stats or EngineStats()
         self.table = RowTable(config.max_num_seqs, config.max_model_len, cache.block_size)
         self.kv = KVCacheManager(
             self.table,
@@ -223,8 +225,7 @@ class Scheduler:
     def _row_drafts(self, rows: Int64Array, k: int) -> Int64Array:
         """Drafts of each row: k, or fewer near its end, or 0 while its drafter KV has a gap."""
         table = self.table
-        remaining = table.max_total[rows] - table.num_tokens[rows] - table.in_flight_min[rows]
-        drafts = np.minimum(k, remaining - 1)
+        drafts = np.minimum(k, table.draft_room(rows))
         at_most = table.num_tokens[rows] + table.in_flight_max[rows]
         drafts = np.minimum(drafts, self._drafter_context - at_most)
         if self._drafter_has_kv:
@@ -300,6 +301,9 @@ class Scheduler:
 
     def _emit_decode(self, out: SchedulerOutput, rows: Int64Array, drafts: Int64Array) -> None:
         table = self.table
+        lagging = table.draft_lag[rows] > READY_LAG if self._drafter_has_kv else drafts < 0
+        room = table.draft_room(rows)
+        self.stats.record_choice(out.k, out.k_reason, drafts, room, lagging)
         out.decode_rows = rows.astype(np.int32)
         out.num_draft_tokens = drafts.astype(np.int32)
         out.num_batched_tokens += int(drafts.sum()) + len(rows)
@@ -381,6 +385,9 @@ class Scheduler:
         self.stats.num_cached_tokens += prefix.num_tokens - prefix.num_restored
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = prefix.num_tokens
+            if self.kv.enable_prefix_caching and sequence is leader:
+                self.stats.num_prefix_queries += sequence.request.prompt_len
+                self.stats.num_prefix_hits += prefix.num_tokens
         return row
 
     def _has_room(self, sequence: Sequence, prefix: Prefix, out: SchedulerOutput) -> bool:
@@ -432,8 +439,6 @@ class Scheduler:
         stats.num_prefill_chunks += len(out.prefill_rows)
         stats.num_prompt_tokens += int(out.prefill_lens.sum())
         stats.num_batched_tokens += out.num_batched_tokens
-        if len(out.decode_rows):
-            stats.record_choice(out.k, out.k_reason)
 
     def update_from_output(self, output: ModelRunnerOutput) -> None:
         """Commit a step's results, in launch order; events are fetched with ``take_events``."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.arrays import Int64Array
+from paceline.arrays import BoolArray, Int64Array
 from paceline.core.commit_log import CommitLog
 
 _NUMBERS = re.compile(r"[\s:]*\d")  # where a reason turns from words to numbers
+_CATCH_UP, _END, _DRAFTER_CONTEXT = "catch-up", "end of sequence", "drafter context"
 
 
 @dataclass(slots=True)
@@ -25,6 +26,10 @@ class EngineStats:
     num_generation_tokens: int = 0  # committed
     num_batched_tokens: int = 0  # counted against the token budget
     num_cached_tokens: int = 0  # found in the prefix cache
+    num_request_prompt_tokens: int = 0  # of requests that have their first token, counted once
+    # Prompt tokens looked up in the prefix cache and found there, once a request.
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
     num_preemptions: int = 0
     num_blocks_swapped_out: int = 0  # KV blocks of preempted sequences copied to host memory
     num_blocks_swapped_in: int = 0  # and copied back
@@ -35,7 +40,7 @@ class EngineStats:
     num_catch_up_tokens: int = 0  # drafter KV computed for tokens it had missed
     last_k: int = 0
     last_k_reason: str = ""
-    choices: dict[tuple[int, str], int] = field(default_factory=dict)  # decode passes by k and why
+    choices: dict[tuple[int, str], int] = field(default_factory=dict)  # rounds by k and why
     # Index i counts rounds that proposed at least i + 1 drafts; of these, those that accepted the i
     # before; of these, those that accepted this one too.
     proposed_by_position: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -48,11 +53,34 @@ class EngineStats:
         """Accepted ÷ proposed, None before anything was proposed."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
-    def record_choice(self, k: int, reason: str) -> None:
-        """Count a decode pass. reason: counted without its numbers, of which there may be many."""
+    def record_choice(
+        self, k: int, reason: str, drafts: Int64Array, room: Int64Array, lagging: BoolArray
+    ) -> None:
+        """Count the rounds of one decode pass by draft length and what decided it.
+
+        k, reason: chosen for the pass; a reason is counted without its numbers, of which there may
+        be many. [rows]: drafts each row got, the most that its own end allows, and whether its
+        drafter lacks KV.
+        """
         self.last_k, self.last_k_reason = k, reason
-        choice = k, _NUMBERS.split(reason, 1)[0]
-        self.choices[choice] = self.choices.get(choice, 0) + 1
+        words = _NUMBERS.split(reason, 1)[0]
+        less = drafts < k
+        if not less.any():
+            self._count(k, words, len(drafts))
+            return
+        self._count(k, words, len(drafts) - int(less.sum()))
+        ending = less & ~lagging & (drafts == np.maximum(room, 0))
+        for why, rows in (
+            (_CATCH_UP, less & lagging),
+            (_END, ending),
+            (_DRAFTER_CONTEXT, less & ~lagging & ~ending),
+        ):
+            for length, count in enumerate(np.bincount(drafts[rows]).tolist()):
+                self._count(length, why, count)
+
+    def _count(self, k: int, words: str, rounds: int) -> None:
+        if rounds:
+            self.choices[k, words] = self.choices.get((k, words), 0) + rounds
 
     def record_drafts(self, proposed: Int64Array, accepted: Int64Array) -> None:
         """Add one step's rounds. proposed, accepted: [rows] draft tokens of each row."""

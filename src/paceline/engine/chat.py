@@ -121,7 +121,7 @@ class ChatTemplates:
             "tools": _check_tools(tools),
             "add_generation_prompt": bool(add_generation_prompt),
         }
-        source = self._choose(chat_template, has_tools=tools is not None)
+        source = self.choose(chat_template, has_tools=tools is not None)
         try:
             text = self._compile(source).render(variables)
         except jinja2.TemplateSyntaxError as error:
@@ -143,8 +143,11 @@ class ChatTemplates:
             ) from error
         return _cut_final_message(text, final_text) if continue_final_message else text
 
-    def _choose(self, wanted: str | None, has_tools: bool) -> str:
-        """Source of the template to use."""
+    def choose(self, wanted: str | None, *, has_tools: bool) -> str:
+        """Source of the template to use. wanted: a template, or the name of one of the model's.
+
+        Raises RequestError if there is none.
+        """
         if wanted is not None:
             if not isinstance(wanted, str):
                 raise RequestError(

@@ -59,6 +59,7 @@ class LLMEngine:
         self._delay = started.delay if delay is None else delay
         self._runner: Runner | None = started.runner
         self._admission = Admission(self.config, self.tokenizer)
+        self._stats = EngineStats()
         self._start()
 
     def _start(self) -> None:
@@ -73,6 +74,7 @@ class LLMEngine:
             seed=config.seed,
             drafter_has_kv=speculative is not None and speculative.method == "draft_model",
             drafter_context=speculative.draft_max_model_len if speculative is not None else None,
+            stats=self._stats,
         )
         self.core = EngineCore(scheduler, self._runner, delay=self._delay)
         self._stats_logger = StatsLogger(scheduler)
@@ -115,6 +117,8 @@ class LLMEngine:
             raise RequestError(
                 f"request id {request.request_id!r} is in use. hint: give every request its own id"
             )
+        if not self._requests:
+            self._stats_logger.begin()
         self._outputs.add(request)
         self.core.scheduler.add_request(request)
         self._requests[request.request_id] = request
@@ -173,6 +177,11 @@ class LLMEngine:
         if self._log_stats:
             self._stats_logger.tick()
         return collected
+
+    def log_leftovers(self) -> None:
+        """Log the work since the last line if it is time; for callers who wait for work."""
+        if self._log_stats:
+            self._stats_logger.tick()
 
     def _collect(self, events: StepEvents) -> list[RequestOutput]:
         touched = {

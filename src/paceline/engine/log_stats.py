@@ -12,7 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 class StatsLogger:
-    """Call ``tick`` after every step; logs every ``interval`` seconds of work."""
+    """Call ``begin`` when work comes, and ``tick`` after every step and now and then without one.
+
+    Logs every ``interval`` seconds in which a step ran, and nothing for those without.
+    """
 
     def __init__(self, scheduler: Scheduler, interval: float = 5.0) -> None:
         self.scheduler = scheduler
@@ -20,15 +23,24 @@ class StatsLogger:
         self._since = time.monotonic()
         self._before = replace(scheduler.stats)
 
+    def begin(self) -> None:
+        """Work comes after none: the time without it belongs to no line."""
+        now = time.monotonic()
+        if now - self._since >= self.interval:
+            self._restart(now)
+
     def tick(self) -> None:
         """Log if it is time."""
         now = time.monotonic()
         if now - self._since < self.interval:
             return
         line = self.line(now - self._since)
-        self._since, self._before = now, replace(self.scheduler.stats)
+        self._restart(now)
         if line is not None:
             logger.info(line)
+
+    def _restart(self, now: float) -> None:
+        self._since, self._before = now, replace(self.scheduler.stats)
 
     def line(self, seconds: float) -> str | None:
         """The line for the last ``seconds``, None if nothing ran."""
@@ -45,6 +57,11 @@ class StatsLogger:
             f"running {scheduler.num_running}, waiting {scheduler.num_waiting}, "
             f"KV use {scheduler.kv.usage:.1%}, batched {batched:.0f} of {budget} tokens a step"
         )
+        looked_up = now.num_prefix_queries - before.num_prefix_queries
+        if looked_up:
+            text += (
+                f", prefix hits {(now.num_prefix_hits - before.num_prefix_hits) / looked_up:.1%}"
+            )
         preempted = now.num_preemptions - before.num_preemptions
         if preempted:
             text += f", preempted {preempted}"

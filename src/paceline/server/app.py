@@ -13,7 +13,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline import __version__
@@ -32,17 +33,23 @@ from paceline.server.routes import Api
 
 
 class CountResponses:
-    """ASGI middleware: tells the observer of every response's route and status."""
+    """ASGI middleware: tells the observer of every response's route and status.
 
-    def __init__(self, app: ASGIApp, observer: Observer) -> None:
+    paths: of all routes. A request that was refused before it was routed counts for the route whose
+    path it names.
+    """
+
+    def __init__(self, app: ASGIApp, observer: Observer, paths: frozenset[str]) -> None:
         self._app = app
         self._observer = observer
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                route = getattr(scope.get("route"), "path", "other")
-                self._observer.responses[route, message["status"]] += 1
+                named = scope["path"] if scope["path"] in self._paths else "other"
+                route = getattr(scope.get("route"), "path", named)
+                self._observer.responses[str(route), message["status"]] += 1
             await send(message)
 
         await self._app(scope, receive, counted if scope["type"] == "http" else send)
@@ -91,7 +98,8 @@ def make_app(api: Api, api_keys: tuple[str, ...] = ()) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
         )
-    app.add_middleware(CountResponses, observer=api.observer)  # outermost: it sees all
+    paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
+    app.add_middleware(CountResponses, observer=api.observer, paths=paths)  # outermost: sees all
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -123,15 +131,15 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         ("/v1/models", api.models),
         ("/v1/models/{name:path}", api.model),
         ("/health", api.health),
-        ("/ping", api.ping),
         ("/version", api.version),
-        ("/metrics", api.prometheus),
         ("/dashboard/data", api.dashboard_data),
     ):
         app.add_api_route(path, getter, methods=["GET"], responses=errors)
+    app.add_api_route("/metrics", api.prometheus, methods=["GET"], response_class=PlainTextResponse)
+    for method in ("GET", "POST"):
+        app.add_api_route("/ping", api.ping, methods=[method], response_class=Response)
     for path, page in pages().items():
         app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
-    app.add_api_route("/ping", api.ping, methods=["POST"], include_in_schema=False)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

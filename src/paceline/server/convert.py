@@ -61,8 +61,8 @@ class ServingContext:
     model_name: what responses call the model when a body does not name it. vocab_size: ids of the
     model run below it. default_sampling: ``EngineConfig.default_sampling``. chat_template: instead
     of the model's own. tool_parser, reasoning_parser: names from ``TOOL_PARSERS`` and
-    ``REASONING_PARSERS``, None to look for no calls, no reasoning. spec_decode_metrics: whether
-    responses carry ``metrics.speculative_decoding``; num_speculative_tokens: the largest k.
+    ``REASONING_PARSERS``, None to look for no calls, no reasoning. spec_decode_metrics: what
+    responses say in ``metrics.speculative_decoding``; num_speculative_tokens: the largest k.
     """
 
     tokenizer: Tokenizer
@@ -73,7 +73,7 @@ class ServingContext:
     chat_template: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
-    spec_decode_metrics: bool = False
+    spec_decode_metrics: str = "none"
     num_speculative_tokens: int | None = None
 
 

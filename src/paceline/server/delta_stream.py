@@ -20,14 +20,21 @@ class DeltaStream:
     """An asynchronous iterator over lists of deltas; used from one event loop.
 
     counts: outputs (``n``) of each request by its id. on_close: called once, with the ids of the
-    requests that have not finished.
+    requests that have not finished. on_read: called with deltas as they are read, with those
+    that nobody will read when the stream is closed, and with errors.
 
     Reading raises RequestError (the engine refused a request), EngineError (a step failed) or what
     was given to ``fail``; then the stream is over.
     """
 
-    def __init__(self, counts: Mapping[str, int], on_close: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self,
+        counts: Mapping[str, int],
+        on_close: Callable[[list[str]], None],
+        on_read: Callable[[list[Delta]], None] | None = None,
+    ) -> None:
         self.counts = counts
+        self._on_read = on_read
         self._unfinished = dict(counts)  # outputs that have not finished, of requests that have not
         self._on_close = on_close
         self._pending: dict[tuple[str, int], Delta] = {}
@@ -45,6 +52,7 @@ class DeltaStream:
         if delta.finish_reason == "error":
             kind = RequestError if delta.error_status == 400 else EngineError
             del self._unfinished[delta.request_id]
+            self._tell([delta])
             self.fail(kind(delta.error or "the request failed"))
             return True
         key = (delta.request_id, delta.index)
@@ -88,9 +96,7 @@ class DeltaStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        deltas = list(self._pending.values())
-        self._pending.clear()
-        return deltas
+        return self._take_pending()
 
     def close(self) -> None:
         """Read no more; what has not finished is aborted. A waiting reader stops. May be repeated.
@@ -100,9 +106,19 @@ class DeltaStream:
         if self._closed:
             return
         self._closed = True
-        self._pending.clear()
+        self._take_pending()
         self._wake()
         self._on_close(list(self._unfinished))
+
+    def _take_pending(self) -> list[Delta]:
+        deltas = list(self._pending.values())
+        self._pending.clear()
+        self._tell(deltas)
+        return deltas
+
+    def _tell(self, deltas: list[Delta]) -> None:
+        if self._on_read is not None:
+            self._on_read(deltas)
 
     def abandon(self) -> None:
         """Close because nobody is there to read."""

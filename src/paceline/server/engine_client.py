@@ -136,7 +136,8 @@ class EngineClient:
         handle = self._handle
         if self.state != "ready" or handle is None:
             raise self._unavailable()
-        stream = DeltaStream({one.request_id: one.sampling.n for one in requests}, self._close)
+        counts = {one.request_id: one.sampling.n for one in requests}
+        stream = DeltaStream(counts, self._close, self._observer.take)
         for one in requests:
             self._streams[one.request_id] = stream
             self.num_in_flight += one.sampling.n
@@ -174,7 +175,6 @@ class EngineClient:
     def _receive(self, message: FromEngine) -> None:
         self._last_message = time.monotonic()
         if isinstance(message, Deltas):
-            self._observer.take(message.deltas)
             streams = self._streams
             for delta in message.deltas:
                 stream = streams.get(delta.request_id)

@@ -91,6 +91,8 @@ class EngineLoop:
             self._add_prepared()
             if self.engine.core.has_work:
                 self._step()
+            else:
+                self.engine.log_leftovers()
             self._send_stats(went_idle=busy and not self.engine.core.has_work)
 
     # ---- messages in -----------------------------------------------------------------------------
@@ -135,6 +137,7 @@ class EngineLoop:
                 message.sampling,
                 stream=message.stream,
             )
+            request.keep_rounds = message.keep_rounds
             self.engine.add_request(request)
         except RequestError as error:
             self._channel.send(Deltas([_error_delta(name, str(error), 400)]))
@@ -180,6 +183,10 @@ class EngineLoop:
             prompt_logprobs = None if entries is None else [_position(entry) for entry in entries]
         if request.finished:
             self._requests.pop(name, None)
+        times = None
+        if sequence.finished:
+            scheduled, first_token = request.first_scheduled_time, request.first_token_time
+            times = Times(scheduled, first_token, time.monotonic())
         speculates = self.engine.config.speculative is not None
         return Delta(
             request_id=name,
@@ -193,7 +200,7 @@ class EngineLoop:
             num_cached_tokens=request.sequences[0].num_cached_tokens,
             prompt_logprobs=prompt_logprobs,
             speculative=sequence.speculative if speculates and sequence.finished else None,
-            times=_times(request) if sequence.finished else None,
+            times=times,
             error=sequence.error,
         )
 
@@ -221,8 +228,10 @@ class EngineLoop:
                 num_blocks=pool.num_blocks,
                 num_steps=stats.num_steps,
                 num_prompt_tokens=stats.num_prompt_tokens,
+                num_request_prompt_tokens=stats.num_request_prompt_tokens,
                 num_generation_tokens=stats.num_generation_tokens,
-                num_cached_tokens=stats.num_cached_tokens,
+                num_prefix_queries=stats.num_prefix_queries,
+                num_prefix_hits=stats.num_prefix_hits,
                 num_preemptions=stats.num_preemptions,
                 num_batched_tokens=stats.num_batched_tokens,
                 num_drafts=stats.num_drafts,
@@ -233,14 +242,6 @@ class EngineLoop:
                 choices=[(k, why, count) for (k, why), count in stats.choices.items()],
             )
         )
-
-
-def _times(request: Request) -> Times:
-    def since(moment: float | None) -> float | None:
-        return None if moment is None else moment - request.arrival_time
-
-    end = time.monotonic() - request.arrival_time
-    return Times(since(request.first_scheduled_time), since(request.first_token_time), end)
 
 
 def _positions(entries: list[dict[int, Logprob]] | None) -> list[TokenLogprobs] | None:

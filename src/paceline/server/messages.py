@@ -28,12 +28,14 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class Times(msgspec.Struct, array_like=True):
-    """Seconds since the engine took the request, until it was scheduled, had its first token, and
-    until this output's end."""
+    """When the request was first scheduled and had its first token, and when this output ended.
+
+    Moments of ``time.monotonic``, which all processes of a machine share.
+    """
 
     scheduled: float | None
     first_token: float | None
-    end: float
+    ended: float
 
 
 class Delta(msgspec.Struct, array_like=True):
@@ -72,6 +74,7 @@ class AddRequest(msgspec.Struct, array_like=True, tag="add"):
     prompt_token_ids: list[int]
     sampling: SamplingParams
     stream: bool = True  # a delta after every step, or one an output when it has ended
+    keep_rounds: bool = False  # whether the last delta says what became of each round's drafts
 
 
 class Abort(msgspec.Struct, array_like=True, tag="abort"):
@@ -114,17 +117,19 @@ class Stats(msgspec.Struct, array_like=True, tag="stats"):
     num_free_blocks: int
     num_blocks: int
     num_steps: int
-    num_prompt_tokens: int  # totals since the start from here on
+    num_prompt_tokens: int  # totals since the start from here on, as in ``EngineStats``
+    num_request_prompt_tokens: int
     num_generation_tokens: int
-    num_cached_tokens: int
+    num_prefix_queries: int
+    num_prefix_hits: int
     num_preemptions: int
     num_batched_tokens: int
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
-    proposed_by_position: list[int]  # as in ``EngineStats``
+    proposed_by_position: list[int]
     accepted_by_position: list[int]
-    choices: list[tuple[int, str, int]]  # k, why, decode passes
+    choices: list[tuple[int, str, int]]  # k, why, rounds
 
 
 class Fatal(msgspec.Struct, array_like=True, tag="fatal"):

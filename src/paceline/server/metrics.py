@@ -19,12 +19,19 @@ from prometheus_client.exposition import choose_encoder
 from paceline.server.observer import Distribution, Observer, kv_use
 
 PREFIX = "paceline:"
+_FINISH_REASONS = ("stop", "length", "abort", "error")
 
 # Totals of the engine: name here, name there, what it is.
 _COUNTERS = (
     ("generation_tokens", "num_generation_tokens", "Output tokens."),
     ("num_preemptions", "num_preemptions", "Sequences put back for lack of KV blocks."),
-    ("prefix_cache_hits", "num_cached_tokens", "Prompt tokens found in the prefix cache."),
+    (
+        "prompt_tokens",
+        "num_request_prompt_tokens",
+        "Prompt tokens of requests that have their first token.",
+    ),
+    ("prefix_cache_queries", "num_prefix_queries", "Prompt tokens looked up in the prefix cache."),
+    ("prefix_cache_hits", "num_prefix_hits", "Prompt tokens found in the prefix cache."),
     ("engine_steps", "num_steps", "Steps of the engine."),
     ("batched_tokens", "num_batched_tokens", "Tokens counted against the token budget."),
     ("spec_decode_num_drafts", "num_drafts", "Rounds that proposed at least one draft token."),
@@ -75,11 +82,6 @@ class Metrics:
         totals = observer.totals
         for name, theirs, text in _COUNTERS:
             yield self._counter(name, text, {(): totals[theirs]})
-        prompts = totals["num_prompt_tokens"] + totals["num_cached_tokens"]
-        yield self._counter("prompt_tokens", "Prompt tokens, computed or found.", {(): prompts})
-        yield self._counter(
-            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", {(): prompts}
-        )
         yield self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens accepted by position.",
@@ -88,14 +90,14 @@ class Metrics:
         )
         yield self._counter(
             "spec_decode_choices",
-            "Decode passes by draft length and the reason for it.",
+            "Rounds (a sequence's share of a step) by draft length and the reason for it.",
             {(str(key[1]), key[2]): n for key, n in totals.items() if key[0] == "choice"},
             ("k", "reason"),
         )
         yield self._counter(
             "request_success",
             "Outputs by how they ended.",
-            {(reason,): count for reason, count in observer.finished.items()},
+            {(reason,): observer.finished[reason] for reason in _FINISH_REASONS},
             ("finished_reason",),
         )
         yield self._counter(
@@ -120,14 +122,30 @@ class Metrics:
     def _histograms(self) -> Iterator[Metric]:
         seen = self._observer
         for name, values, text in (
-            ("time_to_first_token_seconds", seen.ttft, "From a request's arrival."),
+            (
+                "time_to_first_token_seconds",
+                seen.ttft,
+                "From a request's arrival to its first token.",
+            ),
             (
                 "inter_token_latency_seconds",
                 seen.inter_token,
-                "Between two steps that gave an output tokens, one or several each.",
+                "Between two events of a stream, of one or several tokens each.",
             ),
-            ("request_queue_time_seconds", seen.queue, "From the engine's receipt to a row."),
+            (
+                "request_time_per_output_token_seconds",
+                seen.per_output_token,
+                "A request's decode time by its output tokens after the first.",
+            ),
             ("e2e_request_latency_seconds", seen.latency, "From a request's arrival to its end."),
+            (
+                "request_queue_time_seconds",
+                seen.queue,
+                "From handing a request to the engine until it has a row.",
+            ),
+            ("request_prefill_time_seconds", seen.prefill, "From a row to the first token."),
+            ("request_decode_time_seconds", seen.decode, "From the first token to the last."),
+            ("request_inference_time_seconds", seen.inference, "From a row to the last token."),
             ("request_prompt_tokens", seen.prompt_lengths, "Prompt tokens of a request."),
             ("request_generation_tokens", seen.output_lengths, "Output tokens of a request."),
         ):
@@ -138,8 +156,5 @@ class Metrics:
 
 def _buckets(values: Distribution) -> list[tuple[str, int]]:
     """Counts of values up to each bound."""
-    found, total = [], 0
-    for bound, count in zip((*map(str, values.bounds), "+Inf"), values.counts, strict=True):
-        total += count
-        found.append((bound, total))
-    return found
+    bounds = (*(str(float(bound)) for bound in values.bounds), "+Inf")
+    return list(zip(bounds, values.cumulative(), strict=True))

@@ -11,53 +11,80 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from paceline.server.messages import Delta, Stats
 
 _SAMPLES = 600  # seconds that the dashboard shows
 _RECENT_REQUESTS = 50
-_WINDOW_S = 60.0  # of percentiles
-_WINDOW_VALUES = 4096  # and no more than so many values
+_WINDOW_S = 60  # of percentiles
 
 # Of ``Stats``, what only ever grows while an engine lives.
 TOTALS = (
-    *("num_steps", "num_prompt_tokens", "num_generation_tokens", "num_cached_tokens"),
-    *("num_preemptions", "num_batched_tokens", "num_drafts", "num_draft_tokens"),
-    "num_accepted_tokens",
+    *("num_steps", "num_prompt_tokens", "num_request_prompt_tokens", "num_generation_tokens"),
+    *("num_prefix_queries", "num_prefix_hits", "num_preemptions", "num_batched_tokens"),
+    *("num_drafts", "num_draft_tokens", "num_accepted_tokens"),
 )
 SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0),
 )
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+# Bounds a tenth apart from 0.1 ms to 1000 s, so that a percentile is off by a few per cent at most.
+_FINE = [round(1e-4 * 1.1**i, 9) for i in range(170)]
 
 
 class Distribution:
-    """A histogram since the start, and the latest values for percentiles.
+    """A histogram since the start, and percentiles of the last minute.
 
-    bounds: upper ends of the buckets, ascending; a last one without end follows.
+    bounds: upper ends of the buckets that are shown, ascending; a last one without end follows.
+    Counting is in buckets fine enough for percentiles, so that its cost and memory depend on
+    neither the number of values nor their rate.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
-        self._latest: deque[tuple[float, float]] = deque(maxlen=_WINDOW_VALUES)
+        self._fine = sorted({*bounds, *_FINE})
+        self._counts = [0] * (len(self._fine) + 1)
+        self._seconds: deque[list[int]] = deque([self._counts.copy()], maxlen=_WINDOW_S + 1)
 
     def add(self, value: float) -> None:
         """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
+        self._counts[bisect_left(self._fine, value)] += 1
         self.sum += value
-        self._latest.append((time.monotonic(), value))
+
+    @property
+    def count(self) -> int:
+        """Values since the start."""
+        return sum(self._counts)
+
+    def cumulative(self) -> list[int]:
+        """Values up to each bound, then all."""
+        up_to = [0, *accumulate(self._counts)]
+        return [up_to[bisect_left(self._fine, bound) + 1] for bound in self.bounds] + [up_to[-1]]
+
+    def next_second(self) -> None:
+        """Call it once a second: the window of the percentiles moves on."""
+        self._seconds.append(self._counts.copy())
 
     def percentiles(self, shares: Iterable[float] = (0.5, 0.9, 0.99)) -> list[float] | None:
         """Of the values of the last minute, None without any."""
-        since = time.monotonic() - _WINDOW_S
-        values = sorted(value for moment, value in self._latest if moment >= since)
-        if not values:
+        counts = [now - then for now, then in zip(self._counts, self._seconds[0], strict=True)]
+        up_to = list(accumulate(counts))
+        if not up_to[-1]:
             return None
-        return [values[min(len(values) - 1, int(share * len(values)))] for share in shares]
+        return [self._value_at(share * up_to[-1], counts, up_to) for share in shares]
+
+    def _value_at(self, rank: float, counts: list[int], up_to: list[int]) -> float:
+        """Where the rank lies in its bucket, as if the bucket's values were spread evenly."""
+        i = bisect_left(up_to, rank)
+        if i == len(self._fine):
+            return self._fine[-1]
+        low = self._fine[i - 1] if i else 0.0
+        within = (rank - up_to[i] + counts[i]) / counts[i]
+        return low + (self._fine[i] - low) * within
 
 
 @dataclass(slots=True)
@@ -67,24 +94,34 @@ class RequestRecord:
     request_id: str
     kind: str
     arrived: float
-    submitted: float
-    num_outputs: int  # that have not finished
-    prompt_tokens: int = 0
+    submitted: float  # to the engine
+    num_outputs: int
+    prompt_tokens: int
+    streams: bool
+    num_unfinished: int  # outputs
     cached_tokens: int = 0
     output_tokens: int = 0
-    queue_s: float | None = None
+    scheduled: float | None = None
+    first_token: float | None = None  # when the engine had it
+    ended: float = 0.0  # when the engine had the last
     ttft_s: float | None = None
-    total_s: float | None = None
+    total_s: float = 0.0
     status: str = ""
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    last: dict[int, float] = field(default_factory=dict)  # of each output, its latest tokens
+    latest: dict[int, float] = field(default_factory=dict)  # when each output had tokens last
+
+    @property
+    def queue_s(self) -> float | None:
+        return None if self.scheduled is None else self.scheduled - self.submitted
+
+    @property
+    def decode_s(self) -> float | None:
+        return None if self.first_token is None else self.ended - self.first_token
 
     def describe(self) -> dict[str, Any]:
         """For the dashboard; nothing of what was said."""
-        total, first = self.total_s, self.ttft_s
-        decoding = None if total is None or first is None else total - first
         return {
             "id": self.request_id,
             "kind": self.kind,
@@ -93,9 +130,11 @@ class RequestRecord:
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
             "queue_s": self.queue_s,
-            "ttft_s": first,
-            "total_s": total,
-            "tokens_per_s": self.output_tokens / decoding if decoding else None,
+            "ttft_s": self.ttft_s,
+            "total_s": self.total_s,
+            # The first tokens come with the prompt, whose time is not the decoder's.
+            "tokens_per_s": _share(self.output_tokens - self.num_outputs, self.decode_s or 0)
+            or None,
             "acceptance": _share(self.accepted_tokens, self.draft_tokens),
             "mean_k": _share(self.draft_tokens, self.drafts),
         }
@@ -112,72 +151,96 @@ class Observer:
         self.ttft = Distribution(SECONDS)
         self.inter_token = Distribution(SECONDS)
         self.queue = Distribution(SECONDS)
+        self.prefill = Distribution(SECONDS)
+        self.decode = Distribution(SECONDS)
+        self.inference = Distribution(SECONDS)
         self.latency = Distribution(SECONDS)
+        self.per_output_token = Distribution(SECONDS)
         self.prompt_lengths = Distribution(TOKENS)
         self.output_lengths = Distribution(TOKENS)
         self.samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
         self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT_REQUESTS)
         self._running: dict[str, RequestRecord] = {}
-        self._past: Counter[Any] = Counter()  # totals of engines, or of their lives, that are over
-        self._last: Stats | None = None
+        self._past: Counter[Any] = Counter()  # totals of engines that have died
         self._sampled: Counter[Any] = Counter()
         self._sampled_at = time.monotonic()
 
     # ---- requests --------------------------------------------------------------------------------
 
-    def begin(self, request_id: str, kind: str, arrived: float, num_outputs: int) -> None:
-        """A request goes to the engine. arrived: when its first byte was read."""
-        now = time.monotonic()
-        self._running[request_id] = RequestRecord(request_id, kind, arrived, now, num_outputs)
+    def begin(
+        self,
+        request_id: str,
+        kind: str,
+        arrived: float,
+        num_outputs: int,
+        prompt_tokens: int,
+        *,
+        stream: bool,
+    ) -> None:
+        """A request went to the engine. arrived: when its head had been read."""
+        self._running[request_id] = RequestRecord(
+            request_id,
+            kind,
+            arrived,
+            time.monotonic(),
+            num_outputs,
+            prompt_tokens,
+            stream,
+            num_unfinished=num_outputs,
+        )
 
     def take(self, deltas: Iterable[Delta]) -> None:
-        """What the engine sent of one step."""
+        """What is about to be written to a client."""
         now = time.monotonic()
         for delta in deltas:
             record = self._running.get(delta.request_id)
-            if record is not None:
-                self._take(record, delta, now)
+            if record is None:
+                continue
+            if delta.token_ids:
+                record.output_tokens += len(delta.token_ids)
+                if record.streams:
+                    self._stream_event(record, delta.index, now)
+            if delta.finish_reason is not None:
+                self._finish(record, delta, now)
 
-    def _take(self, record: RequestRecord, delta: Delta, now: float) -> None:
-        before = record.last.get(delta.index)
-        if delta.token_ids:
-            record.output_tokens += len(delta.token_ids)
-            record.last[delta.index] = now
-            # An output that is not streamed comes as a whole: its gaps are not seen.
-            if before is not None:
-                self.inter_token.add(now - before)
-            elif record.ttft_s is None and delta.finish_reason is None:
-                self._first_token(record, now - record.arrived)
-        if delta.finish_reason is None:
-            return
-        self.finished[delta.finish_reason] += 1
-        record.status = delta.finish_reason
-        record.prompt_tokens, record.cached_tokens = (
-            delta.num_prompt_tokens,
-            delta.num_cached_tokens,
-        )
+    def _stream_event(self, record: RequestRecord, index: int, now: float) -> None:
+        before = record.latest.get(index)
+        record.latest[index] = now
+        if before is not None:
+            self.inter_token.add(now - before)
+        elif record.ttft_s is None:
+            self._first_token(record, now)
+
+    def _first_token(self, record: RequestRecord, moment: float) -> None:
+        record.ttft_s = moment - record.arrived
+        self.ttft.add(record.ttft_s)
+
+    def _finish(self, record: RequestRecord, delta: Delta, now: float) -> None:
+        """An output has ended."""
+        reason = delta.finish_reason or ""
+        record.status = reason
+        # An error ends all outputs of its request.
+        ended = record.num_unfinished if reason == "error" else 1
+        self.finished[reason] += ended
+        record.num_unfinished -= ended
+        record.cached_tokens = delta.num_cached_tokens
         if delta.speculative is not None:
             record.drafts += delta.speculative.num_drafts
             record.draft_tokens += delta.speculative.num_draft_tokens
             record.accepted_tokens += delta.speculative.num_accepted_tokens
         if delta.times is not None:
-            before_engine = record.submitted - record.arrived
-            record.queue_s = delta.times.scheduled
-            if record.ttft_s is None and delta.times.first_token is not None:
-                self._first_token(record, before_engine + delta.times.first_token)
-        record.num_outputs -= 1
-        if not record.num_outputs or delta.finish_reason == "error":
+            record.scheduled, record.first_token = delta.times.scheduled, delta.times.first_token
+            record.ended = delta.times.ended
+            if record.ttft_s is None and record.first_token is not None:
+                self._first_token(record, record.first_token)
+        if not record.num_unfinished:
             self._end(record, now)
-
-    def _first_token(self, record: RequestRecord, seconds: float) -> None:
-        record.ttft_s = seconds
-        self.ttft.add(seconds)
 
     def leave(self, request_id: str, status: str) -> None:
         """A request ends before it has finished: "abort", or "error" where that is ours."""
         record = self._running.get(request_id)
         if record is not None:
-            self.finished[status] += record.num_outputs
+            self.finished[status] += record.num_unfinished
             record.status = status
             self._end(record, time.monotonic())
 
@@ -188,28 +251,34 @@ class Observer:
             self.latency.add(record.total_s)
             self.prompt_lengths.add(record.prompt_tokens)
             self.output_lengths.add(record.output_tokens)
-            if record.queue_s is not None:
-                self.queue.add(record.queue_s)
+            self._add_phases(record)
         self.recent.appendleft({"finished": time.time(), **record.describe()})
+
+    def _add_phases(self, record: RequestRecord) -> None:
+        scheduled, first = record.scheduled, record.first_token
+        if scheduled is None or first is None:
+            return
+        self.queue.add(scheduled - record.submitted)
+        self.prefill.add(first - scheduled)
+        self.decode.add(record.ended - first)
+        self.inference.add(record.ended - scheduled)
+        rest = record.output_tokens / record.num_outputs - 1
+        if rest > 0:
+            self.per_output_token.add((record.ended - first) / rest)
 
     # ---- the engine ------------------------------------------------------------------------------
 
     def engine(self, stats: Stats | None) -> None:
-        """What the engine says of itself, None when it has died.
-
-        Its totals begin anew with every engine, and after a step that failed; ours never go down.
-        """
-        last = self._last
-        if last is not None and stats is not None and stats.num_steps < last.num_steps:
-            self._past += _totals(last)
+        """What the engine says of itself, None when it has died: the next counts from nothing."""
+        if stats is None:
+            self._past = self.totals
         self.stats = stats
-        self._last = stats or last
 
     @property
     def totals(self) -> Counter[Any]:
         """By a name of ``TOTALS``, by ("proposed" or "accepted", position from 1 on), and by
-        ("choice", k, why)."""
-        return self._past + (Counter() if self._last is None else _totals(self._last))
+        ("choice", k, why). They never go down."""
+        return self._past + (Counter() if self.stats is None else _totals(self.stats))
 
     # ---- samples ---------------------------------------------------------------------------------
 
@@ -220,6 +289,8 @@ class Observer:
         new = totals - self._sampled
         self._sampled, self._sampled_at = totals, now
         stats = self.stats
+        for distribution in (self.ttft, self.inter_token, self.queue):
+            distribution.next_second()
         choices = [(key[1], key[2], n) for key, n in new.items() if key[0] == "choice"]
         self.samples.append(
             {
@@ -232,9 +303,7 @@ class Observer:
                 "waiting": 0 if stats is None else stats.num_waiting,
                 "kv_use": kv_use(stats),
                 "preemptions": new["num_preemptions"],
-                "prefix_hit_rate": _share(
-                    new["num_cached_tokens"], new["num_cached_tokens"] + new["num_prompt_tokens"]
-                ),
+                "prefix_hit_rate": _share(new["num_prefix_hits"], new["num_prefix_queries"]),
                 "ttft": self.ttft.percentiles(),
                 "itl": self.inter_token.percentiles(),
                 "queue": self.queue.percentiles(),

@@ -74,8 +74,8 @@ class Account:
     """
 
     def __init__(self, context: ServingContext, num_outputs: int) -> None:
-        self._reports_drafts = context.spec_decode_metrics
-        self._num_speculative_tokens = context.num_speculative_tokens
+        self._level = context.spec_decode_metrics
+        self._max_k = context.num_speculative_tokens or 0
         self._num_outputs = num_outputs
         self._drafts: SpeculativeMetrics | None = None
         self._prompts: dict[str, tuple[int, int]] = {}  # tokens, those of them found in the cache
@@ -112,7 +112,7 @@ class Account:
 
     def add_metrics(self, result: dict[str, Any]) -> None:
         """vLLM's ``metrics``, if the server reports them; null for several outputs, as there."""
-        if self._reports_drafts:
+        if self._level != "none":
             one = self._drafts is not None and self._num_outputs == 1
             report = self._draft_report(self._drafts) if one and self._drafts else None
             result["metrics"] = {"speculative_decoding": report}
@@ -120,11 +120,22 @@ class Account:
     def _draft_report(self, drafts: SpeculativeMetrics) -> dict[str, Any]:
         """Names are vLLM's; means of nothing are null."""
         rounds = drafts.num_drafts
-        return {
+        accepted = [0] * (self._max_k + 1)
+        by_length: dict[str, list[int]] = {}
+        for length, count in sorted(drafts.rounds):
+            accepted[count] += 1
+            by_length.setdefault(str(length), [0] * (length + 1))[count] += 1
+        report = {
             "mean_acceptance_length": 1 + drafts.num_accepted_tokens / rounds if rounds else None,
             "draft_acceptance_rate": drafts.acceptance_rate,
+            "acceptance_histogram": accepted,
+            "acceptance_histogram_by_draft_length": by_length,
             "num_spec_steps": rounds,
             "num_accepted_draft_tokens": drafts.num_accepted_tokens,
             "num_draft_tokens": drafts.num_draft_tokens,
-            "num_spec_tokens": self._num_speculative_tokens,
+            "num_spec_tokens": self._max_k,
         }
+        if self._level == "detailed":
+            report["per_step_accepted"] = [count for _, count in drafts.rounds]
+            report["per_step_drafted"] = [length for length, _ in drafts.rounds]
+        return report

@@ -130,14 +130,17 @@ class Api:
         if self.settings.enable_log_requests:
             for name, one in requests.items():
                 _log_request(name, one, stream=bool(body.stream))
+        streams = bool(body.stream)
+        reports = self.settings.per_request_spec_decode_metrics != "none"
         stream = self.client.submit(
             [
-                AddRequest(name, one.prompt_token_ids, one.sampling, stream=bool(body.stream))
+                AddRequest(name, one.prompt_token_ids, one.sampling, streams, reports)
                 for name, one in requests.items()
             ]
         )
         for name, one in requests.items():
-            self.observer.begin(name, kind, arrived, one.sampling.n)
+            count = len(one.prompt_token_ids)
+            self.observer.begin(name, kind, arrived, one.sampling.n, count, stream=streams)
         return stream
 
     def _check_open(self) -> None:
@@ -242,6 +245,7 @@ class Api:
                 "now": time.time(),
                 "uptime_s": time.time() - seen.started,
                 "status": self._status(),
+                "alive": self._status() in ("ok", "shutting down"),
                 "engine": self.about,
                 "samples": list(seen.samples),
                 "positions": seen.positions(),

@@ -21,7 +21,7 @@ import uvicorn
 from paceline import __version__
 from paceline.config import EngineConfig
 from paceline.engine.tokenizer import Tokenizer
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, RequestError
 from paceline.log import configure_logging
 from paceline.server.app import make_app
 from paceline.server.convert import ServingContext
@@ -33,7 +33,7 @@ from paceline.server.observer import Observer
 from paceline.server.reasoning import REASONING_PARSERS
 from paceline.server.routes import Api
 from paceline.server.settings import ServerSettings
-from paceline.server.tool_parsers import TOOL_PARSERS
+from paceline.server.tool_parsers import TOOL_PARSERS, detect_tool_parser
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class Serving:
         self._http: _HttpServer | None = None
         self._starting: asyncio.Task[Ready] | None = None
         self._num_stops = 0
+        self._tool_parser: str | None = None
         self.observer = Observer()
         self.client = EngineClient(
             config, self.observer, restart=settings.restart_engine, log_stats=log_stats
@@ -92,13 +93,15 @@ class Serving:
         tokenizer = asyncio.create_task(asyncio.to_thread(self._load_tokenizer))
         self._starting = asyncio.create_task(self.client.start())
         try:
-            ready = await self._starting
-            self.api = self._make_api(ready, await tokenizer)
+            # Whichever fails first is told: a tokenizer's faults need not wait for weights.
+            loaded, ready = await asyncio.gather(tokenizer, self._starting)
+            self.api = self._make_api(ready, loaded)
         except asyncio.CancelledError:
             if not self._num_stops:
                 raise
             return False
         finally:
+            self._starting.cancel()
             self._starting = None
         return True
 
@@ -110,6 +113,7 @@ class Serving:
             )
         tokenizer = Tokenizer.load(path)
         tokenizer.chat_templates  # noqa: B018  read now: a file that cannot be read ends the start
+        self._tool_parser = find_tool_parser(self._settings, tokenizer, self._template)
         return tokenizer
 
     def _make_api(self, ready: Ready, tokenizer: Tokenizer) -> Api:
@@ -123,9 +127,9 @@ class Serving:
             vocab_size=config.model.arch.vocab_size,
             default_sampling=config.default_sampling,
             chat_template=self._template,
-            tool_parser=settings.tool_call_parser if settings.enable_auto_tool_choice else None,
+            tool_parser=self._tool_parser,
             reasoning_parser=settings.reasoning_parser,
-            spec_decode_metrics=settings.per_request_spec_decode_metrics != "none",
+            spec_decode_metrics=settings.per_request_spec_decode_metrics,
             num_speculative_tokens=speculative.num_speculative_tokens if speculative else None,
         )
         budget = config.scheduler.max_num_batched_tokens
@@ -269,11 +273,32 @@ def check_parsers(settings: ServerSettings) -> None:
     ):
         if name is not None and name not in known:
             raise ConfigError(f"`{flag}` must be one of {', '.join(known)}, got {name!r}")
-    if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
+
+
+def find_tool_parser(
+    settings: ServerSettings, tokenizer: Tokenizer, template: str | None
+) -> str | None:
+    """Who reads tool calls: the parser that is named, or the one for the chat template's form.
+
+    template: as ``ServerSettings.chat_template``, with the text of a file. Raises ConfigError if
+    calls are to be found, but nothing says in which form.
+    """
+    if not settings.enable_auto_tool_choice:
+        return None
+    if settings.tool_call_parser is not None:
+        return settings.tool_call_parser
+    problem = "its chat template shows none that is known"
+    try:
+        found = detect_tool_parser(tokenizer.chat_templates.choose(template, has_tools=True))
+    except RequestError as error:
+        found, problem = None, str(error).partition(". hint:")[0]
+    if found is None:
         raise ConfigError(
-            "`enable_auto_tool_choice` needs to know how the model writes calls. hint: give "
-            f"`--tool-call-parser` ({', '.join(TOOL_PARSERS)})"
+            "`enable_auto_tool_choice` needs to know in which form the model writes calls, but "
+            f"{problem}. hint: give `--tool-call-parser` ({', '.join(TOOL_PARSERS)})"
         )
+    logger.info("tool calls are read in the form %s, which the chat template asks for", found)
+    return found
 
 
 def read_template(given: str | None) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.engine_args import join_problems
 from paceline.errors import ConfigError
 
-SPEC_DECODE_METRICS = ("none", "summary")
+SPEC_DECODE_METRICS = ("none", "summary", "detailed")
 
 
 def _setting(default: Any, help_text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -41,7 +41,9 @@ class ServerSettings:
     chat_template: str | None = _setting(
         None, "Jinja template for chats: a file, or the name of one of the model's"
     )
-    tool_call_parser: str | None = _setting(None, "how the model writes tool calls")
+    tool_call_parser: str | None = _setting(
+        None, "how the model writes tool calls (default: as its chat template asks)"
+    )
     enable_auto_tool_choice: bool = _setting(False, "let the model decide whether to call tools")
     reasoning_parser: str | None = _setting(None, "how the model marks its reasoning")
     per_request_spec_decode_metrics: str = _setting(

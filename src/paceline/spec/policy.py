@@ -66,7 +66,7 @@ class FixedPolicy:
         if self._disable_above and load.num_running > self._disable_above:
             reason = f"disabled by batch size: {load.num_running} running > {self._disable_above}"
             return DraftChoice(0, reason)
-        return DraftChoice(self.max_k, "fixed")
+        return DraftChoice(self.max_k, "fixed" if self.max_k else "no drafter")
 
     def observe(self, outcome: DraftOutcome) -> None:
         """A fixed length learns nothing."""

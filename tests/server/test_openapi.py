@@ -1,0 +1,98 @@
+"""Schemathesis against the server's own description: wrong and right requests made from it.
+
+Whatever comes, the answer must be a documented one, and never a fault of the server.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    allow_header_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from paceline.server.app import make_app
+from server.serving import MODEL, RunningServer, StubClient, stub_api
+
+# For longer runs than the test suite's: PACELINE_OPENAPI_EXAMPLES=2000.
+EXAMPLES = int(os.environ.get("PACELINE_OPENAPI_EXAMPLES", "25"))
+SMALL, VOCABULARY = 8, 4096
+ROLES = ("system", "developer", "user", "assistant", "tool")
+CHECKS = [
+    not_a_server_error,
+    allow_header_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with RunningServer(enable_auto_tool_choice=True, tool_call_parser="hermes") as server:
+            yield server
+
+
+def operations() -> list[Any]:
+    """Every method of every path that the server tells of."""
+    description = make_app(stub_api(StubClient())).openapi()
+    return [
+        found.ok() for found in schemathesis.openapi.from_dict(description).get_all_operations()
+    ]
+
+
+def repair(body: Any) -> None:
+    """Change what would end most bodies at the door, so that what lies behind it is reached too.
+
+    A description cannot tell everything: which models there are, how many tokens one knows.
+    """
+    if not isinstance(body, dict):
+        return
+    if "model" in body:
+        body["model"] = MODEL
+    if "messages" in body:
+        messages = [one for one in body["messages"] or () if isinstance(one, dict)]
+        body["messages"] = [{"role": "user", "content": "a", **one} for one in messages or [{}]]
+        for message in body["messages"]:
+            message["role"] = message["role"] if message["role"] in ROLES else "user"
+    if "prompt" in body:
+        body["prompt"] = known_ids(body["prompt"]) or "a"
+    if "tokens" in body:
+        body["tokens"] = known_ids(body["tokens"])
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens", "n", "best_of"):
+        if type(body.get(name)) is int:
+            body[name] %= SMALL
+
+
+def known_ids(value: Any) -> Any:
+    """The same with every number a token id that the model has."""
+    if isinstance(value, list):
+        return [known_ids(one) for one in value]
+    return value % VOCABULARY if type(value) is int else value
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("operation", operations(), ids=lambda operation: operation.label)
+def test_answers_are_documented_and_no_faults(
+    operation: Any, mode: GenerationMode, server: RunningServer
+) -> None:
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(operation.as_strategy(mode))
+    def try_one(case: Any) -> None:
+        if mode is GenerationMode.POSITIVE:
+            repair(case.body)
+        case.call_and_validate(server.url, checks=CHECKS, timeout=60)
+
+    try_one()
