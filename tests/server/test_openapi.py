@@ -27,6 +27,7 @@ from server.serving import MODEL, RunningServer, StubClient, stub_api
 # For longer runs than the test suite's: PACELINE_OPENAPI_EXAMPLES=2000.
 EXAMPLES = int(os.environ.get("PACELINE_OPENAPI_EXAMPLES", "25"))
 SMALL, VOCABULARY = 8, 4096
+COUNTS = ("max_tokens", "max_completion_tokens", "n", "best_of", "top_logprobs", "logprobs")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 CHECKS = [
     not_a_server_error,
@@ -53,13 +54,16 @@ def operations() -> list[Any]:
     ]
 
 
-def repair(body: Any) -> None:
+def repair(case: schemathesis.Case) -> None:
     """Change what would end most bodies at the door, so that what lies behind it is reached too.
 
     A description cannot tell everything: which models there are, how many tokens one knows.
     """
+    body: Any = case.body
     if not isinstance(body, dict):
         return
+    if case.path.endswith("completions"):
+        body.setdefault("max_tokens", SMALL)
     if "model" in body:
         body["model"] = MODEL
     if "messages" in body:
@@ -67,13 +71,17 @@ def repair(body: Any) -> None:
         body["messages"] = [{"role": "user", "content": "a", **one} for one in messages or [{}]]
         for message in body["messages"]:
             message["role"] = message["role"] if message["role"] in ROLES else "user"
+    if body.get("stream_options") is not None:
+        body["stream"] = True
     if "prompt" in body:
         body["prompt"] = known_ids(body["prompt"]) or "a"
     if "tokens" in body:
         body["tokens"] = known_ids(body["tokens"])
-    for name in ("max_tokens", "max_completion_tokens", "min_tokens", "n", "best_of"):
-        if type(body.get(name)) is int:
-            body[name] %= SMALL
+    for name, value in body.items():
+        if name in COUNTS and type(value) is int:
+            body[name] = 1 + value % SMALL
+        elif isinstance(value, float):
+            body[name] = min(max(value, 0.1), 1.0)
 
 
 def known_ids(value: Any) -> Any:
@@ -92,7 +100,7 @@ def test_answers_are_documented_and_no_faults(
     @given(operation.as_strategy(mode))
     def try_one(case: Any) -> None:
         if mode is GenerationMode.POSITIVE:
-            repair(case.body)
+            repair(case)
         case.call_and_validate(server.url, checks=CHECKS, timeout=60)
 
     try_one()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,7 @@ def test_mixed_requests(count: int) -> None:
             load = Load(server.url, texts, count // 4)
             asyncio.run(load.run())
             wait_for(server.is_idle)
+            time.sleep(2.5)  # idle for a second, it gives freed memory back
             held.append((resident_bytes(pid), resident_bytes("self")))
             statuses = {status for _, status in load.seen}
             assert statuses <= {200, 400}, load.seen
@@ -153,4 +155,4 @@ def test_mixed_requests(count: int) -> None:
         assert server.serving.client.pid == pid  # nothing ended it
         assert server.serving.client.num_in_flight == 0
     grown = [now - before for before, now in zip(held[-2], held[-1], strict=True)]
-    assert max(grown) < 48 << 20, held
+    assert max(grown) < 32 << 20, held

@@ -112,11 +112,18 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         }
         for status in ("4XX", "5XX")
     }
-    for path, endpoint, body in (
-        ("/v1/chat/completions", api.chat, ChatCompletionRequest),
-        ("/v1/completions", api.completions, CompletionRequest),
-        ("/tokenize", api.tokenize, TokenizeRequest),
-        ("/detokenize", api.detokenize, DetokenizeRequest),
+    streamed: dict[int | str, dict[str, Any]] = {
+        200: {
+            "description": "the answer; events if `stream` is set",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+        **errors,
+    }
+    for path, endpoint, body, responses in (
+        ("/v1/chat/completions", api.chat, ChatCompletionRequest, streamed),
+        ("/v1/completions", api.completions, CompletionRequest, streamed),
+        ("/tokenize", api.tokenize, TokenizeRequest, errors),
+        ("/detokenize", api.detokenize, DetokenizeRequest, errors),
     ):
         schema = {"$ref": _SCHEMA + body.__name__}
         content = {"required": True, "content": {"application/json": {"schema": schema}}}
@@ -124,7 +131,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
             path,
             endpoint,
             methods=["POST"],
-            responses=errors,
+            responses=responses,
             openapi_extra={"requestBody": content},
         )
     for path, getter in (

@@ -10,6 +10,7 @@ delta; a step that fails ends the requests it held with one, and the engine goes
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import shutil
@@ -80,6 +81,7 @@ class EngineLoop:
         self._owes_prompt_logprobs: set[str] = set()
         self._failed_steps = 0
         self._last_stats = 0.0
+        self._holds_freed_memory = False
         self._stopping = False
 
     def run(self) -> None:
@@ -90,6 +92,7 @@ class EngineLoop:
                 self._handle(message)
             self._add_prepared()
             if self.engine.core.has_work:
+                self._holds_freed_memory = True
                 self._step()
             else:
                 self.engine.log_leftovers()
@@ -218,6 +221,9 @@ class EngineLoop:
         if not went_idle and now - self._last_stats < BUSY_HEARTBEAT_S:
             return
         self._last_stats = now
+        if self._holds_freed_memory and not (went_idle or self.engine.core.has_work):
+            self._holds_freed_memory = False  # idle for a second: nobody waits for this
+            _give_back_memory()
         scheduler = self.engine.core.scheduler
         stats, pool = scheduler.stats, scheduler.kv.pool
         self._channel.send(
@@ -278,6 +284,17 @@ def _error_delta(request_id: str, message: str, status: int) -> Delta:
         error=message,
         error_status=status,
     )
+
+
+def _give_back_memory() -> None:
+    """Let the system have what is freed.
+
+    Batches of many sizes leave the C library's heap in pieces, which it keeps: some 400 MB after
+    1,800 requests to a tiny model.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 # ---- the process ---------------------------------------------------------------------------------
