@@ -21,6 +21,7 @@ from paceline.errors import RequestError
 
 GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
 MAX_N = 16384
+_MAX_INTEGER = 2**63 - 1  # what arrays and messages between processes can hold
 # Known from vLLM, without a counterpart here: said so instead of a guess at a misspelling.
 _ONLY_VLLM = (
     "allowed_token_ids",
@@ -325,13 +326,14 @@ def _number(name: str, value: object, low: float, high: float = math.inf) -> flo
     return result
 
 
-def _integer(name: str, value: object, low: int, high: int | None = None) -> int:
+def _integer(name: str, value: object, low: int, high: int = _MAX_INTEGER) -> int:
     """``value`` as an int in [low, high]; numpy integers pass, bool, float and str do not."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise RequestError(f"`{name}` must be an integer, got {value!r} ({type(value).__name__})")
     result = int(value)
-    if result < low or (high is not None and result > high):
-        limits = f"at least {low}" if high is None else f"between {low} and {high}"
+    if not low <= result <= high:
+        open_end = high == _MAX_INTEGER and result < low
+        limits = f"at least {low}" if open_end else f"between {low} and {high}"
         raise RequestError(f"`{name}` must be {limits}, got {_shown(result)}")
     return result
 

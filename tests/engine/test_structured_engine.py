@@ -289,6 +289,8 @@ def test_special_tokens_stay_out_of_it(plain: LLMEngine) -> None:
 def test_what_cannot_be_used_is_refused_before_anything_is_queued(plain: LLMEngine) -> None:
     with pytest.raises(RequestError, match="at #/type"):
         plain.make_request("bad", "x", asking({"json": {"type": "x"}}))
+    with pytest.raises(RequestError, match="line 1, column 1"):
+        plain.make_request("bad", "x", asking({"grammar": "é"}))
     with pytest.raises(RequestError, match="`ignore_eos` cannot be used"):
         asking({"regex": "a"}, ignore_eos=True)
     assert not plain.has_unfinished_requests

@@ -46,42 +46,45 @@ def server() -> Iterator[RunningServer]:
             yield server
 
 
-def operations() -> list[Any]:
-    """Every method of every path that the server tells of."""
-    description = make_app(stub_api(StubClient())).openapi()
+def cases() -> list[Any]:
+    """Every method of every path that is described, used rightly and, where it can be, wrongly."""
+    schema = schemathesis.openapi.from_dict(make_app(stub_api(StubClient())).openapi())
+    found = [operation.ok() for operation in schema.get_all_operations()]
     return [
-        found.ok() for found in schemathesis.openapi.from_dict(description).get_all_operations()
+        pytest.param(operation, mode, id=f"{operation.label} {mode.value}")
+        for operation in found
+        for mode in GenerationMode
+        if mode is GenerationMode.POSITIVE or operation.body
     ]
 
 
-def repair(case: schemathesis.Case) -> None:
+def repair(body: dict[str, Any], *, generates: bool) -> None:
     """Change what would end most bodies at the door, so that what lies behind it is reached too.
 
     A description cannot tell everything: which models there are, how many tokens one knows.
     """
-    body: Any = case.body
-    if not isinstance(body, dict):
-        return
-    if case.path.endswith("completions"):
+    if generates:
         body.setdefault("max_tokens", SMALL)
     if "model" in body:
         body["model"] = MODEL
     if "messages" in body:
-        messages = [one for one in body["messages"] or () if isinstance(one, dict)]
-        body["messages"] = [{"role": "user", "content": "a", **one} for one in messages or [{}]]
-        for message in body["messages"]:
-            message["role"] = message["role"] if message["role"] in ROLES else "user"
-    if body.get("stream_options") is not None:
-        body["stream"] = True
+        body["messages"] = [known_message(one) for one in body["messages"] or [{}]]
     if "prompt" in body:
         body["prompt"] = known_ids(body["prompt"]) or "a"
     if "tokens" in body:
         body["tokens"] = known_ids(body["tokens"])
+    if body.get("stream_options") is not None:
+        body["stream"] = True
     for name, value in body.items():
         if name in COUNTS and type(value) is int:
             body[name] = 1 + value % SMALL
         elif isinstance(value, float):
             body[name] = min(max(value, 0.1), 1.0)
+
+
+def known_message(message: dict[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    return {"content": "a", **message, "role": role if role in ROLES else "user"}
 
 
 def known_ids(value: Any) -> Any:
@@ -91,16 +94,15 @@ def known_ids(value: Any) -> Any:
     return value % VOCABULARY if type(value) is int else value
 
 
-@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-@pytest.mark.parametrize("operation", operations(), ids=lambda operation: operation.label)
+@pytest.mark.parametrize(("operation", "mode"), cases())
 def test_answers_are_documented_and_no_faults(
     operation: Any, mode: GenerationMode, server: RunningServer
 ) -> None:
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
     @given(operation.as_strategy(mode))
-    def try_one(case: Any) -> None:
-        if mode is GenerationMode.POSITIVE:
-            repair(case)
+    def try_one(case: schemathesis.Case) -> None:
+        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
+            repair(case.body, generates=case.path.endswith("completions"))
         case.call_and_validate(server.url, checks=CHECKS, timeout=60)
 
     try_one()

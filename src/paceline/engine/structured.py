@@ -434,6 +434,9 @@ def _check_nesting(text: str, name: str) -> None:
 
 def _reason(error: Exception) -> str:
     """xgrammar's own words without its time, file and condition."""
-    text = re.sub(r"^\[[\d:]+\] \S+?:\d+: ", "", str(error).strip())
+    words = str(error)
+    if isinstance(error, UnicodeDecodeError):  # its words name half a character of the grammar
+        words = error.object.decode(errors="replace")
+    text = re.sub(r"^\[[\d:]+\] \S+?:\d+: ", "", words.strip())
     text = re.sub(r"^Check failed: .*? is false: ", "", text).partition("\n")[0]
     return text.rstrip(". \n") or type(error).__name__

@@ -115,7 +115,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
     streamed: dict[int | str, dict[str, Any]] = {
         200: {
             "description": "the answer; events if `stream` is set",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {}},
         },
         **errors,
     }
