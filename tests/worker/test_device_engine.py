@@ -207,6 +207,35 @@ def test_out_of_device_memory_is_one_message(
     assert caught.value.__context__ is None  # torch's error would keep what was allocated
 
 
+def test_out_of_memory_while_starting_names_the_part(
+    models: tuple[Path, Path], on_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = load("paceline.worker.device_build")
+
+    def fail(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    for owner, name, words in (
+        (build.DeviceBuilder, "_compile", r"largest passes.*lower max_num_batched_tokens \(\d+\)"),
+        (build.LatencyPath, "pack", "packing weights.*latency_path=off"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            with pytest.raises(CapacityError, match=words):
+                run(models[0])
+
+
+def test_weights_are_packed_once(
+    models: tuple[Path, Path], on_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second copy at the same time could be what does not fit."""
+    packed: list[str] = []
+    path = load("paceline.worker.device_build").LatencyPath
+    monkeypatch.setattr(path, "pack", lambda self, side: packed.append(self.name))
+    run(models[0], speculative_model=str(models[1]), num_speculative_tokens=2)
+    assert packed == list(map(str, models))
+
+
 def test_other_errors_stay_what_they_are(
     models: tuple[Path, Path], on_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,30 +31,6 @@ from paceline.server.protocol import (
 )
 from paceline.server.routes import Api
 
-
-class CountResponses:
-    """ASGI middleware: tells the observer of every response's route and status.
-
-    paths: of all routes. A request that was refused before it was routed counts for the route whose
-    path it names.
-    """
-
-    def __init__(self, app: ASGIApp, observer: Observer, paths: frozenset[str]) -> None:
-        self._app = app
-        self._observer = observer
-        self._paths = paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                named = scope["path"] if scope["path"] in self._paths else "other"
-                route = getattr(scope.get("route"), "path", named)
-                self._observer.responses[str(route), message["status"]] += 1
-            await send(message)
-
-        await self._app(scope, receive, counted if scope["type"] == "http" else send)
-
-
 _BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 _SCHEMA = "#/components/schemas/"
 _ERROR_SCHEMA = {
@@ -161,6 +137,29 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         known |= {**bodies["$defs"], "Error": _ERROR_SCHEMA}
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+class CountResponses:
+    """ASGI middleware: tells the observer of every response's route and status.
+
+    paths: of all routes. A request that was refused before it was routed counts for the route whose
+    path it names.
+    """
+
+    def __init__(self, app: ASGIApp, observer: Observer, paths: frozenset[str]) -> None:
+        self._app = app
+        self._observer = observer
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                named = scope["path"] if scope["path"] in self._paths else "other"
+                route = getattr(scope.get("route"), "path", named)
+                self._observer.responses[str(route), message["status"]] += 1
+            await send(message)
+
+        await self._app(scope, receive, counted if scope["type"] == "http" else send)
 
 
 # ---- errors --------------------------------------------------------------------------------------

@@ -101,6 +101,8 @@ class DeviceBuilder:
             ]
             self._doing = ("allocating rows and scratch tensors", f"lower {settings}")
             runner = self._assemble(sides, speculative)
+            budget = f"max_num_batched_tokens ({config.scheduler.max_num_batched_tokens})"
+            self._doing = ("running the largest passes", f"lower {budget} or {settings}")
             self._compile(runner)
             for weights in filled:
                 weights.result()
@@ -111,8 +113,6 @@ class DeviceBuilder:
             else:
                 self._fit_beside_pool(paths)
             self._phase("memory measured")
-        for path, side in zip(paths, sides, strict=True):
-            path.pack(side)
         self._allocate(runner, sides, paths, settings)
         logger.info(
             "start-up: %s", ", ".join(f"{name} {t:.1f} s" for name, t in self.phases.items())
@@ -128,6 +128,7 @@ class DeviceBuilder:
     ) -> None:
         """Packed weights, the KV pool, and what works on it: latency forwards and graphs."""
         cache = self.config.cache
+        self._doing = ("packing weights for the latency path", "set latency_path=off")
         for path, side in zip(paths, sides, strict=True):
             path.pack(side)
         settings += ", gpu_memory_utilization or kv_cache_memory_bytes"
