@@ -7,9 +7,12 @@ whose greedy output is checked token for token. bfloat16, greedy, prompts of 128
 prefill included; variants of one engine take turns, and an engine without a drafter runs beside the
 one with it.
 
-decode  every batch and k at both acceptances, and k = 0 against an engine without a drafter
+decode  every batch and k at both acceptances, and k = 0 against an engine without a drafter; what
+        graphs took
 mixed   256 requests, input and output uniform between 100 and 1024
-idle    time between decode iterations on the device, batch 1 and 64
+idle    decode iterations without drafts at every batch: time between them on the device, and how
+        near they come to reading weights and cached K and V at the card's copy bandwidth; the first
+        of both at batch 1 and 64 with drafts
 start   process start to first token, caches of compiled kernels cold and warm
 
 Prints tables for people and a JSON line last.
@@ -35,8 +38,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from latency import copy_bandwidth
 from paceline import LLM, SamplingParams
 from paceline.bench.measure import ChosenLength, Run, measure
+from paceline.synth.shapes import find_shape
 from paceline.worker.decode_graphs import DecodeGraphs
 from paceline.worker.decode_step import Scores
 
@@ -44,6 +49,7 @@ COMMAND = "import sys; from paceline.cli.main import main; sys.exit(main())"
 BATCHES = (1, 4, 16, 64, 256)
 PROMPT, OUTPUT = 128, 256
 KV_BYTES = 40 * 10**9
+_PROMPT_STEPS = 16  # iterations at the beginning, between which prompts are computed
 
 
 class Pair:
@@ -124,6 +130,14 @@ def decode(pairs: list[Pair], args: argparse.Namespace) -> dict[str, Any]:
                 for batch in args.batch:
                     rows = _one_batch(pair, batch, plain, llm, policy, args)
                     results[f"acceptance {pair.acceptance:g}, batch {batch}"] = rows
+                graphs = llm.engine.core.runner.decode.graphs
+                made = {"count": len(graphs), "seconds": graphs.seconds, "bytes": graphs.num_bytes}
+                results[f"acceptance {pair.acceptance:g}, graphs"] = made
+                print(
+                    f"\n{made['count']} graphs, {made['seconds']:.1f} s and "
+                    f"{made['bytes'] / 2**30:.2f} GiB to capture",
+                    flush=True,
+                )
     return results
 
 
@@ -186,26 +200,33 @@ def mixed(pairs: list[Pair], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def idle(pairs: list[Pair], args: argparse.Namespace) -> dict[str, Any]:
-    """Share of time in which the device waits between decode iterations."""
+    """Share of time in which the device waits between decode iterations, and of the bound."""
     results = {}
+    shape, bandwidth = find_shape(args.target), copy_bandwidth()
     policy = ChosenLength(max(args.k))
+    cases = [(batch, 0) for batch in args.batch]
+    cases += [(batch, policy.max_k) for batch in (1, 64) if policy.max_k]
     with pairs[0].open(policy) as llm:
-        for batch in (1, 64):
-            for k in sorted({0, max(args.k)}):
-                policy.k = k
-                prompts = pairs[0].prompts([PROMPT] * batch, 1)
-                measure(llm, prompts, greedy(64))
-                gap, busy = _between(lambda p=prompts: measure(llm, p, greedy(OUTPUT)))
-                results[f"batch {batch}, k = {k}"] = {"idle": gap, "iteration_ms": busy}
-                print(
-                    f"idle, batch {batch}, k = {k}: {gap:.2%} of an iteration of {busy:.3f} ms",
-                    flush=True,
-                )
-    return results
+        for batch, policy.k in cases:
+            prompts = pairs[0].prompts([PROMPT] * batch, 1)
+            measure(llm, prompts, greedy(64))
+            gap, busy = _between(lambda p=prompts: measure(llm, p, greedy(OUTPUT)))
+            found = {"idle": gap, "iteration_ms": busy}
+            line = (
+                f"idle, batch {batch}, k = {policy.k}: {gap:.2%} of an iteration of {busy:.3f} ms"
+            )
+            if not policy.k:
+                read = 2 * shape.num_parameters_read
+                read += batch * (PROMPT + OUTPUT // 2) * shape.arch().kv_bytes_per_token(2)
+                found["of_bandwidth"] = read / bandwidth / (busy * 1e-3)
+                line += f", {found['of_bandwidth']:.0%} of the bandwidth bound"
+            results[f"batch {batch}, k = {policy.k}"] = found
+            print(line, flush=True)
+    return {"copy_bandwidth": bandwidth, **results}
 
 
 def _between(work: Callable[[], object]) -> tuple[float, float]:
-    """Median gap between iterations as a share of both, and an iteration's median ms."""
+    """Gaps between iterations as a share of the time, and an iteration's median ms."""
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
     run = DecodeGraphs.run
 
@@ -223,6 +244,7 @@ def _between(work: Callable[[], object]) -> tuple[float, float]:
     finally:
         DecodeGraphs.run = run  # type: ignore[method-assign]
     torch.cuda.synchronize()
+    marks = marks[_PROMPT_STEPS:]
     gaps = [a[1].elapsed_time(b[0]) for a, b in itertools.pairwise(marks)]
     busy = statistics.median(a.elapsed_time(b) for a, b in marks)
     total = sum(gaps) + busy * len(gaps)

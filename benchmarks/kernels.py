@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from latency import copy_bandwidth
 from paceline.attention.triton_decode import (
     num_splits_for,
     paged_decode_attention,
@@ -94,21 +95,6 @@ def time_graph(call: Callable[[int], object], layers: int, replays: int = 15) ->
         end.synchronize()
         times.append(start.elapsed_time(end))
     return statistics.median(times) * 1e3 / layers
-
-
-def copy_bandwidth() -> float:
-    """Bytes per second of a large device-to-device copy, read and written."""
-    source = torch.empty(2**30, dtype=torch.float32, device=DEVICE).normal_()
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(10):  # not in a graph, where a copy takes another and slower path
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return 2 * source.nbytes / (statistics.median(times) * 1e-3)
 
 
 def elementwise(name: str, shape: Shape, tokens: int) -> Iterator[Line]:

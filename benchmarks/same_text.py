@@ -1,6 +1,6 @@
 """The same tokens with and without speculation, alone and in company, on the latency path of a GPU.
 
-    python benchmarks/same_text.py [--shape qwen2.5-0.5b] [--layers 6] [--streams 200]
+    python benchmarks/same_text.py [--shape qwen2.5-0.5b] [--layers 6] [--streams 200] [--pair demo]
 
 Seeded streams in bfloat16, every other one at temperature 0, the rest at 1, on a model of that
 shape with random weights (so that many logits lie close together and a difference in rounding
@@ -116,13 +116,15 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--latency-path", default="on", choices=["on", "off"])
+    parser.add_argument("--pair", choices=["random", "demo"], help="only this one")
     args = parser.parse_args()
     logging.getLogger("paceline").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as root:
-        pairs = {
-            f"random {args.shape}": random_pair(args.shape, args.layers, Path(root)),
-            "demo pair": ("paceline/demo", "paceline/demo-draft"),
-        }
+        pairs = {}
+        if args.pair != "demo":
+            pairs[f"random {args.shape}"] = random_pair(args.shape, args.layers, Path(root))
+        if args.pair != "random":
+            pairs["demo pair"] = ("paceline/demo", "paceline/demo-draft")
         results = {name: compare(name, *pair, args) for name, pair in pairs.items()}
     counts = [n for found in results.values() for way, n in found.items() if way != "acceptance"]
     print(json.dumps({"benchmark": "same_text", "streams": args.streams, **results}))

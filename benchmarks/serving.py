@@ -5,10 +5,11 @@
 
 Every round gives the same prompts and seeds to an ``LLM`` and, as that many streams at once, to
 ``paceline serve`` with the same engine arguments; the two take turns, and while one works the other
-waits. Streams are read by a client of plain sockets in this process, which counts events and
-takes the last one's usage. First token: one prompt at a time, from request to first event,
-against ``LLM.stream``. Engine flags are those of ``paceline serve`` and go to both. Prints a table,
-then one JSON line.
+waits. Streams are read by a client of plain sockets in this process, which counts events, takes the
+last one's usage, and tells what it costs itself. First token: one prompt at a time, from request to
+first event, against ``LLM.stream``. Dropped: as many streams leave at once; until every block is
+free again. Engine flags are those of ``paceline serve`` and go to both. Prints a table, then one
+JSON line.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -32,18 +38,24 @@ from paceline.engine_args import EngineArgs
 
 SERVE = "import sys; from paceline.cli.main import main; sys.exit(main())"
 PROMPT, OUTPUT = 128, 128
+FIGURES = ("rate", "gap_median", "gap_p99", "client_us")
 
 
 class Server:
-    """``paceline serve`` in a process of its own; a context manager."""
+    """``paceline serve`` in a process of its own; a context manager. code: Python that runs it."""
 
-    def __init__(self, model: str, flags: list[str], streams: int) -> None:
+    def __init__(self, model: str, flags: list[str], streams: int, code: str = SERVE) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [sys.executable, "-c", SERVE, "serve", model, "--port", str(self.port)]
+        command = [sys.executable, "-c", code, "serve", model, "--port", str(self.port)]
         command += ["--max-queue", str(streams), *flags]
-        self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed on exit)
+        self._process = subprocess.Popen(command, stderr=self._log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def __enter__(self) -> Server:
         while True:
@@ -52,37 +64,84 @@ class Server:
                 return self
             except (urllib.error.URLError, OSError):
                 if self._process.poll() is not None:
-                    raise SystemExit("the server did not start; run it alone to see why") from None
+                    self._log.seek(0)
+                    end = self._log.read().decode(errors="replace")[-2000:]
+                    raise SystemExit(f"the server did not start:\n{end}") from None
                 time.sleep(0.2)
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait(60)
+        self._log.close()
 
 
-async def read_stream(port: int, body: dict[str, Any]) -> tuple[float, float, int]:
-    """Seconds to the first event once connected, the last event's moment, tokens by the usage."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    data = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    sent = time.perf_counter()
-    writer.write(head.encode() + data)
-    first = last = 0.0
-    usage = b""
-    tail = b""
-    while piece := await reader.read(65536):
-        last = time.perf_counter()
-        if not first and b"data: " in piece:
-            first = last
-        tail = (tail + piece)[-2048:]
-        if b'"usage":{' in tail:
-            usage = tail
-    writer.close()
-    if b"200 OK" not in tail and not usage:
-        raise RuntimeError(f"the server answered {tail[:300]!r}")
-    found = usage[usage.rindex(b'"completion_tokens":') :].split(b":", 1)[1]
-    return first - sent, last, int(found.split(b",")[0].split(b"}")[0])
+class Stream(asyncio.Protocol):
+    """One streamed completion, on a connection of its own: what came when.
+
+    It looks at as little as it can, so that it is not what is measured.
+    """
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        self._request = head.encode() + data
+        loop = asyncio.get_running_loop()
+        self.begun, self.ended = loop.create_future(), loop.create_future()
+        self.sent = 0.0
+        self.arrivals: list[float] = []  # of events; those that come together count once
+        self._latest: deque[bytes] = deque(maxlen=8)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.sent = time.perf_counter()
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._latest.append(data)
+        if self.arrivals:
+            self.arrivals.append(time.perf_counter())
+        elif b"data: " in data:
+            self.arrivals.append(time.perf_counter())
+            self.begun.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for future in (self.begun, self.ended):
+            if not future.done():
+                future.set_result(None)
+
+    @property
+    def first(self) -> float:
+        """Seconds from the request to the first event."""
+        return self.arrivals[0] - self.sent
+
+    @property
+    def tokens(self) -> int:
+        """As the usage at the end says."""
+        end = b"".join(self._latest)
+        found = re.search(rb'"completion_tokens":(\d+)', end)
+        if found is None or b"data: [DONE]" not in end:
+            raise RuntimeError(f"a stream ended with {end[-300:]!r}")
+        return int(found[1])
+
+
+async def open_streams(port: int, bodies: list[dict[str, Any]]) -> list[Stream]:
+    """All requests, sent at once."""
+    loop = asyncio.get_running_loop()
+
+    async def one(body: dict[str, Any]) -> Stream:
+        _, stream = await loop.create_connection(lambda: Stream(body), "127.0.0.1", port)
+        return stream
+
+    return await asyncio.gather(*(one(body) for body in bodies))
+
+
+async def read_streams(port: int, bodies: list[dict[str, Any]]) -> list[Stream]:
+    """The same, when all have ended."""
+    streams = await open_streams(port, bodies)
+    await asyncio.gather(*(stream.ended for stream in streams))
+    return streams
 
 
 def body_of(ids: list[int], seed: int, tokens: int) -> dict[str, Any]:
@@ -97,18 +156,61 @@ def body_of(ids: list[int], seed: int, tokens: int) -> dict[str, Any]:
     }
 
 
-def served(port: int, prompts: list[list[int]], tokens: int) -> float:
-    """Tokens per second of all prompts as concurrent streams."""
+@dataclass
+class Served:
+    """One round of concurrent streams. Gaps are between the events of a stream, in milliseconds."""
 
-    async def run() -> float:
-        start = time.perf_counter()
+    rate: float  # tokens per second
+    gap_median: float
+    gap_p99: float
+    client_us: float  # processor time of this process a token
+
+
+def served(port: int, prompts: list[list[int]], tokens: int) -> Served:
+    """All prompts as concurrent streams."""
+    bodies = [body_of(ids, seed, tokens) for seed, ids in enumerate(prompts)]
+    start, cpu = time.perf_counter(), time.process_time()
+    streams = asyncio.run(read_streams(port, bodies))
+    cpu = time.process_time() - cpu
+    if any(stream.tokens != tokens for stream in streams):
+        raise RuntimeError("a stream did not make all its tokens")
+    total = tokens * len(streams)
+    gaps = np.concatenate([np.diff(stream.arrivals) for stream in streams]) * 1e3
+    seconds = max(stream.arrivals[-1] for stream in streams) - start
+    median, p99 = np.percentile(gaps, [50, 99])
+    return Served(total / seconds, float(median), float(p99), cpu / total * 1e6)
+
+
+def dropped(port: int, prompts: list[list[int]], tokens: int) -> float:
+    """Seconds from when the readers of all streams leave until the server has every block back."""
+
+    async def leave() -> None:
         bodies = [body_of(ids, seed, tokens) for seed, ids in enumerate(prompts)]
-        ends = await asyncio.gather(*(read_stream(port, body) for body in bodies))
-        if any(count != tokens for _, _, count in ends):
-            raise RuntimeError("a stream did not make all its tokens")
-        return sum(count for _, _, count in ends) / (max(last for _, last, _ in ends) - start)
+        streams = await open_streams(port, bodies)
+        await asyncio.gather(*(stream.begun for stream in streams))
+        await asyncio.to_thread(wait_for_health, port, lambda health: health["num_running"])
+        for stream in streams:
+            stream.transport.abort()
 
-    return asyncio.run(run())
+    asyncio.run(leave())
+    start = time.perf_counter()
+    wait_for_health(
+        port,
+        lambda health: (
+            health["num_running"] == health["num_waiting"] == 0
+            and health["num_free_blocks"] == health["num_blocks"]
+        ),
+    )
+    return time.perf_counter() - start
+
+
+def wait_for_health(port: int, wanted: Callable[[dict[str, Any]], Any]) -> None:
+    """Until ``/health`` says so."""
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            if wanted(json.load(answer)):
+                return
+        time.sleep(0.005)
 
 
 def offline(llm: LLM, prompts: list[list[int]], tokens: int) -> float:
@@ -135,8 +237,8 @@ def first_tokens(llm: LLM, port: int, prompts: list[list[int]]) -> list[tuple[fl
             alone = time.perf_counter() - start
             for _ in stream:
                 pass
-            first, _, _ = runner.run(read_stream(port, body_of(ids, seed, 2)))
-            found.append((alone * 1e3, first * 1e3))
+            [stream] = runner.run(read_streams(port, [body_of(ids, seed, 2)]))
+            found.append((alone * 1e3, stream.first * 1e3))
     return found
 
 
@@ -163,20 +265,30 @@ def compare(llm: LLM, port: int, args: argparse.Namespace) -> dict[str, Any]:
     """All numbers of streams, in rounds; the first round warms up."""
     results: dict[str, Any] = {}
     for count in args.streams:
-        rounds = []
+        alone, rounds = [], []
         for turn in range(args.rounds + 1):
             prompts = prompts_of(llm, count, turn)
-            pair = [offline(llm, prompts, args.tokens), served(port, prompts, args.tokens)]
-            if turn:
-                rounds.append(pair)
-        ratios = sorted(b / a for a, b in rounds)
-        alone, over_http = (statistics.median(column) for column in zip(*rounds, strict=True))
+            alone.append(offline(llm, prompts, args.tokens))
+            rounds.append(served(port, prompts, args.tokens))
+        del alone[0], rounds[0]
+        seconds = dropped(port, prompts, args.tokens)
+        ratios = sorted(b.rate / a for a, b in zip(alone, rounds, strict=True))
+        middle = {key: statistics.median(asdict(one)[key] for one in rounds) for key in FIGURES}
         print(
-            f"{count:4} streams: {alone:9.1f} tokens/s by the engine, {over_http:9.1f} served, "
-            f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})",
+            f"{count:4} streams: {statistics.median(alone):9.1f} tokens/s by the engine, "
+            f"{middle['rate']:9.1f} served, ratio {statistics.median(ratios):.3f} "
+            f"({ratios[0]:.3f} to {ratios[-1]:.3f})\n"
+            f"      gaps {middle['gap_median']:.1f} ms, 1% above {middle['gap_p99']:.1f}; client"
+            f" {middle['client_us']:.1f} us a token; all dropped: blocks free after "
+            f"{seconds * 1e3:.0f} ms",
             flush=True,
         )
-        results[str(count)] = {"offline": [a for a, _ in rounds], "served": [b for _, b in rounds]}
+        results[str(count)] = {
+            "offline": alone,
+            "served": [asdict(one) for one in rounds],
+            "ratio": statistics.median(ratios),
+            "dropped_s": seconds,
+        }
     return results
 
 

@@ -102,7 +102,7 @@ def test_same_tokens_as_on_the_cpu(
     engine.close()
 
 
-def test_rows_without_a_grammar_stay_on_the_single_pass(
+def test_one_pass_a_step_with_and_without_grammars(
     models: tuple[Path, Path], on_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = load("paceline.worker.decode_graphs").DecodeGraphs
@@ -128,6 +128,10 @@ def test_rows_without_a_grammar_stay_on_the_single_pass(
     run(engine, PROMPTS[:1], asking({"regex": "[a-z]{30}"}, seed=1, max_tokens=5))
     assert parts["draft"] > 0
     assert parts["verify"] > 0
+    assert parts["run"] == alone
+    # Beside a row with a grammar, others share its pass: the weights are read once a step.
+    free = SamplingParams(seed=2, max_tokens=5, ignore_eos=True)
+    run(engine, PROMPTS[:2], [asking({"regex": "[a-z]{30}"}, seed=1, max_tokens=20), free])
     assert parts["run"] == alone
     engine.close()
 

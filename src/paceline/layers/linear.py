@@ -17,6 +17,12 @@ from paceline.layers.layer import Layer
 from paceline.layers.shard import WeightTarget, empty_parameter
 from paceline.ops import cpu_linear
 
+# torch gives a product with a bias to cuBLASLt and one without to cuBLAS, whose kernels for some
+# tokens and mid-sized outputs are up to a fifth slower (``benchmarks/products.py``, H200): there
+# zeros are added.
+_BETTER_WITH_BIAS = range(48, 129)  # tokens
+_MID_SIZED = range(3072, 8193)  # outputs
+
 
 class Linear(Layer):
     """``x W^T + b`` where W stacks the matrices of several checkpoint tensors (*parts*).
@@ -53,6 +59,10 @@ class Linear(Layer):
             self.out_features, self.in_features, dtype=dtype, device=device
         )
         self.bias = empty_parameter(self.out_features, dtype=dtype, device=device) if bias else None
+        self._zeros: torch.Tensor | None = None
+        on_gpu = torch.device(device).type == "cuda" and dtype.itemsize == 2
+        if on_gpu and not bias and self.out_features in _MID_SIZED:
+            self._zeros = torch.zeros(self.out_features, dtype=dtype, device=device)
         self.packed: torch.Tensor | None = None
         self._reduce = split == "in" and tp.size > 1
 
@@ -91,4 +101,6 @@ class Linear(Layer):
         if self.packed is not None:
             return cpu_linear.packed_linear(x, self.packed, bias)
         assert self.weight is not None  # packed or not, one of them is there
+        if bias is None and x.shape[0] in _BETTER_WITH_BIAS:
+            bias = self._zeros
         return F.linear(x, self.weight, bias)

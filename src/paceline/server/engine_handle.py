@@ -29,6 +29,8 @@ _LAST_WORDS_S = 0.03  # for what a process sent as it ended to pass through Zero
 class EngineHandle:
     """A running process; made by ``start``."""
 
+    module = "paceline.server.engine_process"  # what runs in it; benchmarks put another there
+
     def __init__(
         self,
         on_message: Callable[[FromEngine], None],
@@ -77,7 +79,7 @@ class EngineHandle:
             sys.executable,
             "-P",  # the working directory is no place to import from
             "-m",
-            "paceline.server.engine_process",
+            self.module,
             *self._addresses(),
             stdin=asyncio.subprocess.PIPE,  # closes when this process dies, however it does
             env={**os.environ, "PYTHONPATH": path},

@@ -143,8 +143,10 @@ class DeviceBuilder:
         self._phase("latency path")
         self._doing = ("capturing graphs", f"set enforce_eager=True, or lower {settings}")
         if runner.decode.graphs.enabled:
+            graphs = runner.decode.graphs
             runner.decode.capture_ahead({0, self.max_k}, _CAPTURE_SECONDS)
             self._phase("graphs")
+            logger.info("%d graphs captured, %.2f GiB", len(graphs), graphs.num_bytes / GIB)
 
     def _create(self, model: ModelConfig) -> DeviceModel:
         """A model whose weights are still to come, with the null block's KV alone."""

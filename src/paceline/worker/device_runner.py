@@ -24,7 +24,7 @@ from paceline.worker.kv_cache import copy_blocks
 from paceline.worker.model_runner import NONFINITE, PROMPT_LOGITS_ROWS
 from paceline.worker.prefill import PrefillPass
 from paceline.worker.row_grammars import DEAD_END, RowGrammars
-from paceline.worker.split_decode import Split, SplitDecode
+from paceline.worker.split_decode import IN_RESULTS, SplitDecode
 from paceline.worker.swap import HostBlocks
 from paceline.worker.transfer import Download, upload
 
@@ -41,7 +41,7 @@ class _Sampled:
     k: int
     download: Download
     scores: Scores | None  # of bucket * (k + 1) tokens, only if logprobs are asked
-    drafts: Int32Array | None = None  # [B] proposed, where the results do not hold them
+    drafts: Int32Array | None = None  # [B] as in ``Verified``
 
 
 @dataclass(slots=True)
@@ -160,11 +160,9 @@ class DeviceRunner:
     def _decode(self, out: SchedulerOutput, launched: _Launched) -> None:
         rows = out.decode_rows.astype(np.int64)
         drafts = out.num_draft_tokens.astype(np.int64)
-        split = None
-        if self._grammars:
-            held = self._grammars.which(rows)
-            split = self._begin_split(rows[held], drafts[held], out.k)
-            rows, drafts = rows[~held], drafts[~held]
+        if self._grammars.which(rows).any():
+            self._decode_split(rows, drafts, out.k, launched)
+            return
         alone = self._undrafted[rows]
         if alone.any() and drafts.any():
             # A pass without drafts: what is behind a row's last token could spoil it again.
@@ -172,22 +170,15 @@ class DeviceRunner:
             rows, drafts = rows[~alone], drafts[~alone]
         if len(rows):
             self._iterate(rows, drafts, out.k if drafts.any() else 0, launched)
-        if split is not None:
-            self._finish_split(split, launched)
 
-    def _begin_split(self, rows: Int64Array, drafts: Int64Array, k: int) -> Split | None:
-        """Start the pass of rows with a grammar; the others' runs while the host works on it."""
-        if not len(rows):
-            return None
+    def _decode_split(
+        self, rows: Int64Array, drafts: Int64Array, k: int, launched: _Launched
+    ) -> None:
+        """A pass in which some rows have a grammar."""
         if self._undrafted[rows].any() or not drafts.any():
             drafts, k = np.zeros_like(drafts), 0
         rows, bucket = self._place(rows, drafts)
-        return self._split.begin(rows, bucket, k)
-
-    def _finish_split(self, split: Split, launched: _Launched) -> None:
-        rows, bucket, k = split.rows, split.bucket, split.k
-        self._set_batch(rows, np.zeros_like(rows), bucket)  # drafts are made: none are wanted
-        verified = self._split.finish(split, self._prompt_len[rows])
+        verified = self._split.run(rows, bucket, k, self._prompt_len[rows])
         self._fail(verified.dead, launched)
         self._start_download(rows, bucket, k, verified.scores, launched, verified.drafts)
 
@@ -311,7 +302,7 @@ class DeviceRunner:
         if sampled.k == 0:
             drafts = np.zeros_like(drafts)
         elif sampled.drafts is not None:
-            drafts = sampled.drafts
+            drafts = np.where(sampled.drafts == IN_RESULTS, drafts, sampled.drafts)
         rows, generations = sampled.rows, sampled.generations
         failed = np.flatnonzero(status == STATUS_FAILED).tolist()
         if failed:

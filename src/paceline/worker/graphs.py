@@ -25,6 +25,7 @@ class Graphs:
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
         self.seconds = 0.0  # spent capturing
+        self.num_bytes = 0  # of the device's memory that captures took
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._pool: Any = None  # torch names no type for the handle
 
@@ -51,11 +52,14 @@ class Graphs:
             torch.cuda.synchronize()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()  # as a capture begins, so that only what it takes is counted
+        free, _ = torch.cuda.mem_get_info()
         graph = torch.cuda.CUDAGraph()
         # Kernels that a shape needs for the first time are loaded while it is captured.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
             out = work()
         self._graphs[key] = graph, out
+        self.num_bytes += free - torch.cuda.mem_get_info()[0]
         seconds = time.perf_counter() - start
         self.seconds += seconds
         logger.debug("captured %s in %.2f s", key, seconds)
@@ -65,4 +69,5 @@ class Graphs:
         if self._graphs:
             torch.cuda.synchronize()
         self._graphs.clear()
+        self.num_bytes = 0
         self._pool = None  # it went with its last graph

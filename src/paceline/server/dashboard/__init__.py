@@ -10,11 +10,11 @@ from importlib import resources
 
 from starlette.responses import Response
 
+_SCRIPTS = ("app", "axes", "bars", "charts", "dom", "format", "looks", "panels", "requests")
 _TYPES = {
     "index.html": "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
-    "app.js": "text/javascript; charset=utf-8",
-    "charts.js": "text/javascript; charset=utf-8",
+    **{f"{name}.js": "text/javascript; charset=utf-8" for name in _SCRIPTS},
 }
 _HEADERS = {
     # Nothing from elsewhere, nothing inline, in no frame.

@@ -1,143 +1,195 @@
-// Polls the server once a second and draws what it says.
+// The dashboard: asks the server once a second how it is doing, and shows what it says.
 
-import { bars, empty, lines, short } from "./charts.js";
+import { Cursor } from "./charts.js";
+import { at, html, storage, write } from "./dom.js";
+import { age, clock, count } from "./format.js";
+import { Panels } from "./panels.js";
+import { Requests } from "./requests.js";
 
-const SHOWN_SECONDS = 300;
-const at = (id) => document.getElementById(id);
-let lastHeard = null;
-let shown = null; // the latest document
+const POLL_MS = 1000;
+const HIDDEN_POLL_MS = 10_000; // while nobody looks
+const TIMEOUT_MS = 5000;
 
-function say(words, bad) {
-  at("state").textContent = words;
-  at("state").className = bad ? "bad" : "";
-}
+// What each status of the server means for who reads the page.
+const NOTICES = {
+  hanging: "The engine gives no sign of life: a very long step, or it hangs. /health answers 503.",
+  dead: "The engine has died. Requests are answered with 503. The server's log has the cause.",
+  starting: "The engine is starting. Requests are answered with 503 until it is ready.",
+  stopped: "The engine has been stopped. Requests are answered with 503.",
+  "shutting down": "The server is shutting down: running requests finish, new ones are refused.",
+};
 
-function duration(seconds) {
-  if (seconds < 120) return `${Math.floor(seconds)} s`;
-  if (seconds < 7200) return `${Math.floor(seconds / 60)} min`;
-  return `${(seconds / 3600).toFixed(1)} h`;
+const kept = storage(() => localStorage); // how the page looks
+const session = storage(() => sessionStorage); // the key
+
+// ---- header -------------------------------------------------------------------------------------
+
+function facts(engine) {
+  const known = (value) => value !== null && value !== undefined;
+  const tokens = (value) => `${count(value)} tokens`;
+  const drafts = [engine.drafter, engine.spec_policy, `k up to ${engine.num_speculative_tokens}`];
+  const blocks = `${count(engine.num_blocks)} blocks of ${tokens(engine.block_size)}`;
+  return [
+    ["model", engine.model],
+    ["drafter", engine.drafter ? drafts.filter(Boolean).join(", ") : "none"],
+    ["device", [engine.device, engine.dtype].filter(known).join(", ")],
+    ["context", known(engine.max_model_len) && tokens(engine.max_model_len)],
+    ["KV cache", known(engine.num_blocks) && blocks],
+    ["version", engine.version],
+  ].filter(([, value]) => value);
 }
 
 function describe(engine) {
-  const drafter = engine.drafter === null ? "no drafter" : `drafter ${engine.drafter}, k up to ${engine.num_speculative_tokens}`;
-  return `${engine.model}, ${drafter}, ${engine.dtype} on ${engine.device}, ${engine.num_blocks} KV blocks of ${engine.block_size}`;
+  const words = facts(engine);
+  const now = JSON.stringify(words);
+  if (at("engine").dataset.shown === now) return;
+  at("engine").dataset.shown = now;
+  const items = words.map(([name, value]) => {
+    const item = html("div");
+    item.append(html("dt", "", name), html("dd", "", value));
+    return item;
+  });
+  at("engine").replaceChildren(...items);
+  document.title = `${engine.model ?? "no model"} · Paceline`;
 }
 
-const milliseconds = (values, i) => (values === null ? null : values[i] * 1000);
-
-function percentiles(samples, name) {
-  return ["p50", "p90", "p99"].map((label, i) => ({ name: label, values: samples.map((sample) => milliseconds(sample[name], i)) }));
+// kind: "good", "bad" or "" (neither); notice: what to know about it, if anything.
+function state(words, kind, notice = "") {
+  write(at("state"), words);
+  at("state").className = kind;
+  write(at("notice"), notice);
+  at("notice").hidden = notice === "";
 }
 
-function meanK(sample) {
-  const passes = Object.entries(sample.k);
-  const count = passes.reduce((sum, [, n]) => sum + n, 0);
-  return count ? passes.reduce((sum, [k, n]) => sum + Number(k) * n, 0) / count : null;
+function showStatus({ status, alive, samples }) {
+  const last = samples.at(-1);
+  if (status !== "ok") return state(`engine ${status}`, alive ? "" : "bad", NOTICES[status] ?? "");
+  if (last === undefined) return state("no data yet", "");
+  if (last.running + last.waiting === 0) return state("idle", "good");
+  return state("serving", "good");
 }
 
-function drawSamples({ samples, engine, now }) {
-  const recent = samples.filter((sample) => sample.t > now - SHOWN_SECONDS);
-  const times = recent.map((sample) => sample.t);
-  const of = (name, field) => ({ name, values: recent.map((sample) => sample[field]) });
-  at("budget").textContent = `budget ${engine.max_num_batched_tokens}`;
-  lines(at("throughput"), times, [of("generated", "generation_tokens"), of("prompt", "prompt_tokens")]);
-  lines(at("batched"), times, [of("batched", "batched_tokens")], { mark: engine.max_num_batched_tokens });
-  lines(at("sequences"), times, [of("running", "running"), of("waiting", "waiting")], { mark: engine.max_num_seqs });
-  lines(at("kv"), times, [of("in use", "kv_use")], { top: 1 });
-  lines(at("ttft"), times, percentiles(recent, "ttft"));
-  lines(at("itl"), times, percentiles(recent, "itl"));
-  if (engine.drafter !== null) lines(at("k"), times, [{ name: "k", values: recent.map(meanK) }]);
-  drawReasons(recent, engine);
-}
+// ---- polling ------------------------------------------------------------------------------------
 
-function drawReasons(samples, engine) {
-  const counts = {};
-  for (const sample of samples.slice(-60)) {
-    for (const [why, n] of Object.entries(sample.reasons)) counts[why] = (counts[why] ?? 0) + n;
+class Page {
+  #panels = new Panels(new Cursor());
+  #requests = new Requests();
+  #latest = null; // the latest document
+  #heard = 0; // when it came, by this machine's clock, ms
+  #timer = null;
+
+  constructor() {
+    this.span = Number(at("span").value);
   }
-  const total = Object.values(counts).reduce((sum, n) => sum + n, 0);
-  const parts = Object.entries(counts).sort((a, b) => b[1] - a[1]).map(([why, n]) => `${why} ${(100 * n / total).toFixed(0)}%`);
-  at("reasons").textContent = engine.drafter !== null && total ? `last minute: ${parts.join(", ")}` : "";
-}
 
-function drawPositions({ positions, engine }) {
-  if (engine.drafter === null) {
-    empty(at("positions"), "no drafter");
-    empty(at("k"), "no drafter");
-  } else if (!positions.length) {
-    empty(at("positions"), "nothing drafted yet");
-  } else {
-    const values = positions.map(({ position, proposed, accepted }) => ({
-      name: String(position), share: proposed ? accepted / proposed : 0, title: `${accepted} of ${proposed}`,
-    }));
-    bars(at("positions"), values, values.map(({ name, share }) => `position ${name}: ${share.toFixed(2)}`).join(", "));
+  draw() {
+    const data = this.#latest;
+    if (data === null) return;
+    describe(data.engine);
+    write(at("uptime"), `up ${age(data.uptime_s)}`);
+    this.#panels.draw(data, this.span);
+    this.#requests.draw(data.requests);
   }
-}
 
-function cell(row, text, kind = "") {
-  const made = row.insertCell();
-  made.textContent = text;
-  made.className = kind;
-}
-
-function drawRequests({ requests }) {
-  const body = document.createElement("tbody");
-  body.id = "requests";
-  for (const one of requests) {
-    const row = body.insertRow();
-    const ms = (seconds) => (seconds === null ? "–" : short(seconds * 1000));
-    cell(row, new Date(one.finished * 1000).toLocaleTimeString());
-    cell(row, one.id);
-    cell(row, one.kind);
-    cell(row, one.status, one.status);
-    for (const value of [one.prompt_tokens, one.cached_tokens, one.output_tokens]) cell(row, String(value));
-    cell(row, ms(one.queue_s));
-    cell(row, ms(one.ttft_s));
-    for (const value of [one.total_s, one.tokens_per_s, one.acceptance, one.mean_k]) cell(row, short(value));
-  }
-  at("requests").replaceWith(body);
-  at("none").hidden = requests.length > 0;
-}
-
-function draw(data) {
-  shown = data;
-  document.title = `Paceline: ${data.engine.model}`;
-  at("engine").textContent = describe(data.engine);
-  const idle = data.samples.length > 0 && data.samples.at(-1).running + data.samples.at(-1).waiting === 0;
-  const words = data.status === "ok" ? (idle ? "idle" : "serving") : `engine: ${data.status}`;
-  say(`${words}, up ${duration(data.uptime_s)}`, data.status !== "ok");
-  if (data.samples.length) drawSamples(data);
-  drawPositions(data);
-  drawRequests(data);
-}
-
-async function poll() {
-  const key = sessionStorage.getItem("key");
-  try {
-    const headers = key === null ? {} : { Authorization: `Bearer ${key}` };
-    const answer = await fetch("data", { headers, cache: "no-store" });
-    at("login").hidden = answer.status !== 401;
-    if (answer.status === 401) say(key === null ? "a key is needed" : "this key is not accepted", true);
-    else if (!answer.ok) say(`the server answers ${answer.status}`, true);
-    else {
-      draw(await answer.json());
-      lastHeard = Date.now();
+  async poll() {
+    clearTimeout(this.#timer);
+    try {
+      if (await this.#ask()) return; // for a key: the form polls again
+    } catch (error) {
+      state("fault of this page", "bad", String(error));
+      console.error(error);
     }
-  } catch (error) {
-    const since = lastHeard === null ? "" : `, last heard ${duration((Date.now() - lastHeard) / 1000)} ago`;
-    say(`connection lost${since}`, true);
-    if (!(error instanceof TypeError) || shown === null) console.warn(error);
+    clearTimeout(this.#timer); // of another poll meanwhile
+    this.#timer = setTimeout(() => this.poll(), document.hidden ? HIDDEN_POLL_MS : POLL_MS);
   }
-  setTimeout(poll, document.hidden ? 5000 : 1000);
+
+  // Ask the server once and show the answer; whether the reader is asked for a key.
+  async #ask() {
+    const key = session.getItem("paceline-key");
+    const headers = key === null ? {} : { Authorization: `Bearer ${key}` };
+    let answer;
+    let data;
+    try {
+      const signal = AbortSignal.timeout(TIMEOUT_MS);
+      answer = await fetch("data", { headers, signal, cache: "no-store" });
+      data = answer.ok ? await answer.json() : null;
+    } catch {
+      this.#lost("no connection", "The server does not answer.");
+      return false;
+    }
+    const isAsked = answer.status === 401;
+    if (isAsked) this.#askForKey(key !== null);
+    else if (!answer.ok) this.#lost("no data", `The server answers with status ${answer.status}.`);
+    else this.#take(data);
+    return isAsked;
+  }
+
+  #take(data) {
+    this.#latest = data;
+    this.#heard = Date.now();
+    at("login").hidden = true;
+    at("panels").hidden = false;
+    at("panels").classList.remove("old");
+    write(at("age"), "");
+    showStatus(data);
+    this.draw();
+  }
+
+  #lost(words, why) {
+    const last = this.#latest;
+    state(words, "bad", last === null ? why : `${why} What is shown is of ${clock(last.now)}.`);
+    const silent = age((Date.now() - this.#heard) / 1000);
+    write(at("age"), last === null ? "" : `last data ${silent} ago`);
+    at("panels").classList.toggle("old", last !== null);
+  }
+
+  #askForKey(isWrong) {
+    state(isWrong ? "key not accepted" : "key needed", isWrong ? "bad" : "");
+    at("panels").hidden = true;
+    at("login").hidden = false;
+    at("key").focus();
+  }
 }
 
-at("login").addEventListener("submit", (event) => {
-  event.preventDefault();
-  sessionStorage.setItem("key", at("key").value);
-});
-at("theme").addEventListener("click", () => {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-});
-poll();
+// ---- controls -----------------------------------------------------------------------------------
+
+// A choice that is kept from visit to visit.
+function keep(id, apply) {
+  const control = at(id);
+  const name = `paceline-${id}`;
+  const before = kept.getItem(name);
+  if ([...control.options].some(({ value }) => value === before)) control.value = before;
+  control.addEventListener("change", () => {
+    kept.setItem(name, control.value);
+    apply(control.value);
+  });
+  apply(control.value);
+}
+
+function start() {
+  keep("theme", (theme) => {
+    document.documentElement.dataset.theme = theme;
+  });
+  const page = new Page();
+  keep("span", (seconds) => {
+    page.span = Number(seconds);
+    page.draw();
+  });
+  at("login").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const key = at("key").value.trim();
+    if (!/^[\x21-\x7e]+$/.test(key)) {
+      return state("key not accepted", "bad", "A key has visible ASCII characters only.");
+    }
+    session.setItem("paceline-key", key);
+    at("key").value = "";
+    page.poll();
+  });
+  addEventListener("resize", () => page.draw());
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden && at("login").hidden) page.poll();
+  });
+  page.poll();
+}
+
+start();
