@@ -8,14 +8,17 @@ A test fails when the file is not what this script would write. Must not import 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from paceline.check.arguments import argument_faults
 from paceline.engine_args import NO_EFFECT, EngineArgs
+from paceline.no_effect import NoEffect
+from paceline.sampling_params import NO_EFFECT as SAMPLING_NO_EFFECT
 from paceline.sampling_params import SamplingParams
+from paceline.server.settings import ServerSettings
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "arguments.md"
 
@@ -52,14 +55,16 @@ INTRO = """\
 Names and meanings are vLLM's where it has them. On the command line every engine argument and every
 sampling parameter is a flag: `max_num_seqs` is `--max-num-seqs`, and a flag that is on by default
 is turned off with `--no-`, as in `--no-enable-prefix-caching`. `--kv-cache-memory-bytes` takes
-`4GiB` or `512MB` too, `--stop` may be given several times, `--stop-token-ids` takes `5,6`, and
-`--logit-bias` takes JSON.
+`4GiB` or `512MB` too, `--max-model-len` and `--max-num-batched-tokens` take `1k` (1000) or `1K`
+(1024), `--max-model-len auto` is the default, `--stop` may be given several times,
+`--stop-token-ids` takes `5,6`, and `--logit-bias` takes JSON. `-tp` is `--tensor-parallel-size`.
 
 ## Engine arguments
 
-Keywords of `LLM(...)`, flags of `paceline generate`, `check` and `bench`. A default of None means
-that the value is worked out from the model and the machine; what every argument resolved to is
-logged at start by `LLM` and by `paceline generate --verbose`, and shown by `paceline check`.
+Keywords of `LLM(...)`, flags of `paceline generate`, `serve`, `check` and `bench`. A default of
+None means that the value is worked out from the model and the machine; what every argument resolved
+to is logged at start by `LLM`, `paceline serve` and `paceline generate --verbose`, and shown by
+`paceline check`.
 """
 
 AFTER_ENGINE = """\
@@ -90,10 +95,25 @@ AFTER_SAMPLING = """\
 `LLM.generate(prompts)` without sampling parameters takes the defaults of the model's
 `generation_config.json`, where it has one.
 
+## Flags of the server
+
+Flags of `paceline serve` beside the engine arguments, and keys of its configuration file. Every
+flag is here; what they do together is in [server.md](server.md). Where "list" is the type, several
+values follow the flag.
+"""
+
+AFTER_SERVER = """\
+`paceline serve` has three more: `--config FILE` reads flags from a file, `--dry-run` is `paceline
+check`, with `--json` as one JSON object.
+
 ## vLLM's arguments that change nothing here
 
 Accepted with these values, so that a program need not be edited. Any other value is an error that
-says why.
+says why. Engine arguments:
+"""
+
+AFTER_NO_EFFECT = """\
+Sampling parameters:
 """
 
 
@@ -142,13 +162,29 @@ def sampling_rows() -> Iterable[tuple[str, ...]]:
         yield f"`{f.name}`", type_name(hints[f.name]), default_of(f), SAMPLING_MEANINGS[f.name]
 
 
-def no_effect_rows() -> Iterable[tuple[str, ...]]:
+def server_rows() -> Iterable[tuple[str, ...]]:
+    """Flag, type, default and meaning of every setting of the server."""
+    hints = get_type_hints(ServerSettings)
+    for f in fields(ServerSettings):
+        kind = "list" if f.default == () else type_name(hints[f.name]).replace(" or None", "")
+        default = "none" if f.default in ((), "", None) else default_of(f)
+        if f.default is False:
+            kind, default = "switch", "off"
+        choices = ", ".join(f"`{choice}`" for choice in f.metadata["choices"])
+        meaning = f.metadata["help"] + (f"; one of {choices}" if choices else "")
+        yield f"`--{f.name.replace('_', '-')}`", kind, default, meaning
+
+
+def no_effect_rows(table: Mapping[str, NoEffect]) -> Iterable[tuple[str, ...]]:
     """Name, accepted values and what holds otherwise of vLLM's arguments without effect."""
-    for name, (accepted, why) in NO_EFFECT.items():
+    for name, entry in table.items():
         if name == "disable_log_stats":  # has an effect in ``LLM``
             continue
-        values = "any" if accepted is None else ", ".join(f"`{value!r}`" for value in accepted)
-        yield f"`{name}`", values, why if accepted is not None else ""
+        if entry.accepted is None:
+            yield f"`{name}`", "any", ""
+            continue
+        values = ", ".join(f"`{value!r}`" for value in entry.accepted)
+        yield f"`{name}`", values, entry.why + (f"; {entry.hint}" if entry.hint else "")
 
 
 def render() -> str:
@@ -160,7 +196,11 @@ def render() -> str:
         AFTER_ENGINE,
         table(("parameter", *head[1:]), sampling_rows()),
         AFTER_SAMPLING,
-        table(("argument", "accepted", "why nothing else"), no_effect_rows()),
+        table(("flag", *head[1:]), server_rows()),
+        AFTER_SERVER,
+        table(("argument", "accepted", "why nothing else"), no_effect_rows(NO_EFFECT)),
+        AFTER_NO_EFFECT,
+        table(("parameter", "accepted", "why nothing else"), no_effect_rows(SAMPLING_NO_EFFECT)),
     ]
     return "\n".join(parts)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline.cli.main import COMMANDS
 from paceline.engine_args import NO_EFFECT, EngineArgs
 from paceline.sampling_params import SamplingParams
 
@@ -128,6 +129,17 @@ def test_the_file_tree_is_complete_and_true() -> None:
     assert {entry for entry in entries if entry.startswith("src/paceline/")} - {
         "src/paceline/"
     } == expected
+
+
+def test_the_file_tree_names_what_users_look_for() -> None:
+    (_, tree), *_ = blocks(ENGLISH, "text")
+    said = {line.split()[0]: line for line in tree.splitlines()}
+    commands = set(re.findall(r"\w+", said["cli/"])) | set(re.findall(r"\w+", said["server/"]))
+    assert set(COMMANDS) <= commands
+    for folder, pattern in (("examples/", "*.*"), ("docs/", "*.md")):
+        stems = {path.stem for path in (ROOT / folder).glob(pattern)}
+        assert stems <= set(re.findall(r"\w+", said[folder])), folder
+    assert {path.parent.name + "/" for path in ROOT.glob("[a-z]*/*.*")} <= set(said)
 
 
 def test_the_architecture_page_names_every_module_and_no_other() -> None:

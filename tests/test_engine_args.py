@@ -41,7 +41,7 @@ def test_paths_and_numpy_numbers_are_taken() -> None:
 
 
 def test_no_effect_arguments_are_accepted_at_their_values() -> None:
-    accepted = {name: (one or (True,))[0] for name, (one, _) in NO_EFFECT.items()}
+    accepted = {name: (entry.accepted or (True,))[0] for name, entry in NO_EFFECT.items()}
     assert from_kwargs(**accepted) == EngineArgs(model="big")
     both = from_kwargs(disable_log_stats=True, use_tqdm_on_load=16, tensor_parallel_size=1)
     assert both == EngineArgs(model="big")
@@ -61,6 +61,9 @@ def test_no_effect_arguments_are_accepted_at_their_values() -> None:
         ({"enable_lora": True}, "LoRA"),
         ({"task": "embed"}, "text generation"),
         ({"max_model_length": 5}, "did you mean `max_model_len`"),
+        ({"max_model": 5}, "did you mean `max_model_len`"),
+        ({"speculative_confg": {}}, "did you mean `speculative_config`"),
+        ({"trust_remote_code": 1}, "never run. hint: leave it out"),
         ({"tensor_paralel_size": 1}, "did you mean `tensor_parallel_size`"),
         ({"zzz": 5}, "known are: batching, block_size"),
     ],

@@ -76,7 +76,7 @@ def test_models_in_the_package_need_no_download(
 
 
 def test_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
+    file = tmp_path / "model.safetensors"
     file.touch()
     with pytest.raises(ConfigError, match="is a file"):
         hub.download(str(file))

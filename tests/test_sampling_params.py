@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import RequestError
-from paceline.sampling_params import SamplingParams
+from paceline.no_effect import closest
+from paceline.sampling_params import NO_EFFECT, SamplingParams, StructuredOutputsParams
 
 
 def test_defaults_are_vllms() -> None:
@@ -84,6 +85,9 @@ def test_values_are_normalised(given: dict[str, Any], field: str, normalised: ob
         {"seed": -(2**63) - 1},
         {"seed": 1.0},
         {"stop": [""]},
+        {"stop": ["a"] * 129},
+        {"stop": "a" * 16_385},
+        {"stop_token_ids": [5] * 4097},
         {"stop": ""},
         {"stop": [1]},
         {"stop": 5},
@@ -197,6 +201,77 @@ def test_a_clone_is_independent() -> None:
     assert copied.stop == ["a"]
 
 
-def test_parameters_that_only_vllm_has_are_named_as_such() -> None:
-    with pytest.raises(RequestError, match=r"vLLM's sampling parameter `best_of` is not supported"):
-        SamplingParams(best_of=2)  # type: ignore[call-arg]
+def test_vllms_parameters_change_nothing_at_their_defaults() -> None:
+    accepted = {name: (entry.accepted or (True,))[0] for name, entry in NO_EFFECT.items()}
+    assert SamplingParams(seed=7, **accepted) == SamplingParams(seed=7)
+    assert not {f.name for f in dataclasses.fields(SamplingParams)} & set(NO_EFFECT)
+    numbers: dict[str, Any] = {"length_penalty": 1, "best_of": np.int64(1), "bad_words": []}
+    assert SamplingParams(seed=7, **numbers) == SamplingParams(seed=7)
+    assert dataclasses.replace(SamplingParams(), **numbers) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"best_of": 2}, "`best_of=2` is not supported: .*use `n`"),
+        ({"best_of": 0}, "`best_of=0`"),
+        ({"best_of": True}, "`best_of=True`"),
+        ({"detokenize": False}, "`detokenize=False` .*skip_tokenizer_init=True"),
+        ({"bad_words": ["x"]}, "`bad_words=.*use `logit_bias`"),
+        ({"guided_decoding": {"json": {}}}, "`guided_decoding=.*use `structured_outputs`"),
+        ({"logits_processors": [print]}, "`logits_processors=.*not supported"),
+        ({"allowed_token_ids": np.array([1, 2])}, "`allowed_token_ids="),
+        ({"allowed_token_ids": list(range(1000))}, r"`allowed_token_ids=\.\.\.` is not"),
+        ({"best_of": 10**5000}, r"`best_of=\.\.\.` is not"),
+        ({"use_beam_search": True}, "no beam search.*use `n`"),
+        ({"length_penalty": 0.5}, "`length_penalty=0.5`"),
+        ({"spaces_between_special_tokens": False}, "hint: leave it out"),
+        ({"output_text_buffer_length": 3}, "leave it out or set it to 0"),
+        ({"truncate_prompt_tokens": 5}, "shorten the prompt"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_vllms_parameters_are_refused_at_other_values(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        SamplingParams(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("temp", "temperature"), ("topk", "top_k"), ("max_new_tokens", "max_tokens")],
+)
+def test_a_name_is_suggested_by_its_beginning_or_likeness(name: str, meant: str) -> None:
+    with pytest.raises(RequestError, match=f"`{name}`. hint: did you mean `{meant}`"):
+        SamplingParams(**{name: 1})  # type: ignore[arg-type]
+
+
+def test_vllms_structured_parameters() -> None:
+    plain = StructuredOutputsParams(regex="a")
+    taken: dict[str, Any] = {"disable_fallback": True, "whitespace_pattern": None}
+    assert StructuredOutputsParams(regex="a", **taken) == plain
+    with pytest.raises(RequestError, match=r"whitespace_pattern='x'.*`disable_any_whitespace`"):
+        StructuredOutputsParams(json={}, whitespace_pattern="x")  # type: ignore[call-arg]
+
+
+def test_keys_of_structured_outputs_must_be_names() -> None:
+    with pytest.raises(RequestError, match=r"`structured_outputs` has the key 5.*json"):
+        SamplingParams(structured_outputs={5: "a"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("--disable-log-requests", "--enable-log-requests", None),
+        ("--no-access-log", "--access-log", None),
+        ("--no-disable-cachin", "--no-disable-caching", "--no-disable-caching"),
+        ("--no-disable-caching", "--disable-caching", None),
+        ("--disable-fastapi-doc", "--disable-fastapi-docs", "--disable-fastapi-docs"),
+        ("spaces_between_special_tokens", "skip_special_tokens", None),
+        ("ma", "max_tokens", None),
+        ("max", "max_tokens", "max_tokens"),
+    ],
+)
+def test_no_opposite_and_nothing_unlike_is_suggested(
+    name: str, known: str, meant: str | None
+) -> None:
+    assert closest(name, [known]) == meant

@@ -8,16 +8,15 @@ Whether the values can work is found out by ``paceline.check``, which ``EngineAr
 
 from __future__ import annotations
 
-import difflib
 import json
 import numbers
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
+from paceline.no_effect import NoEffect, refusal, unknown
 
 NGRAM = "[ngram]"
 
@@ -105,7 +104,9 @@ class EngineArgs:
     speculative_disable_by_batch_size: int | None = _argument(
         None, "draft nothing above this many running sequences; 0 means never"
     )
-    spec_policy: str = _argument("fixed", "how the draft length is chosen", ("fixed", "auto"))
+    spec_policy: str = _argument(
+        "fixed", "how the draft length is chosen; auto is not available yet", ("fixed", "auto")
+    )
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineArgs:
@@ -124,6 +125,7 @@ class EngineArgs:
     def read(cls, **kwargs: Any) -> tuple[EngineArgs, list[str]]:
         """As ``from_kwargs``, with the problems beside what the other keywords make."""
         known = {f.name for f in fields(cls)}
+        also = (*NO_EFFECT, "speculative_config")
         problems: list[str] = []
         values: dict[str, Any] = {}
         for name, value in kwargs.items():
@@ -131,9 +133,10 @@ class EngineArgs:
                 if value is not None:  # vLLM's way to leave an argument at its default
                     values[name] = _plain(value)
             elif name in NO_EFFECT:
-                problems += _no_effect_problem(name, value)
+                problem = refusal(name, value, NO_EFFECT[name])
+                problems += [] if problem is None else [problem]
             elif name != "speculative_config":
-                problems.append(_unknown("engine argument", name, known, NO_EFFECT))
+                problems.append(unknown("engine argument", name, sorted(known), also))
         if kwargs.get("speculative_config"):
             _merge_speculative_config(kwargs["speculative_config"], values, problems)
         if "model" not in values:
@@ -173,21 +176,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _unknown(what: str, name: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
-    """The message for a name that is neither in ``known`` nor in ``also`` (not worth listing)."""
-    close = difflib.get_close_matches(name, [*known, *also], n=1)
-    hint = f"did you mean `{close[0]}`?" if close else f"known are: {', '.join(sorted(known))}"
-    return f"unknown {what} `{name}`. hint: {hint}"
-
-
 # --- vLLM's arguments that have no effect here ---
-
-
-class NoEffect(NamedTuple):
-    """Values under which an argument changes nothing (None: all), and what holds otherwise."""
-
-    accepted: tuple[object, ...] | None
-    why: str
 
 
 _ONE_PROCESS = "this version runs in one process"
@@ -276,21 +265,11 @@ NO_EFFECT: dict[str, NoEffect] = {
     "max_context_len_to_capture": NoEffect(None, ""),
     "compilation_config": NoEffect((None, {}, 0), "kernels and graphs have no settings"),
     "additional_config": NoEffect((None, {}), "there are no platform plug-ins"),
+    "disable_log_requests": NoEffect(
+        (True,), "requests are logged only by `paceline serve --enable-log-requests`"
+    ),
     "disable_log_stats": NoEffect(None, ""),
 }
-
-
-def _no_effect_problem(name: str, value: object) -> list[str]:
-    accepted, why = NO_EFFECT[name]
-    # True == 1, so that equality alone would take a flag for a number.
-    if accepted is None or any(
-        value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted
-    ):
-        return []
-    choices = " or ".join(repr(one) for one in accepted)
-    return [
-        f"`{name}={value!r}` is not supported: {why}. hint: leave it out or set it to {choices}"
-    ]
 
 
 # --- vLLM's speculative_config ---
@@ -321,7 +300,7 @@ def _merge_speculative_config(given: object, values: dict[str, Any], problems: l
     known = ["method", "model", "draft_tensor_parallel_size", *_SPECULATIVE_KEYS]
     for key in given:
         if key not in known:
-            problems.append(_unknown("key of `speculative_config`", str(key), known))
+            problems.append(unknown("key of `speculative_config`", str(key), sorted(known)))
     if given.get("draft_tensor_parallel_size") not in (None, 1):
         problems.append(
             f"`draft_tensor_parallel_size={given['draft_tensor_parallel_size']!r}` is not "

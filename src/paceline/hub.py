@@ -29,6 +29,10 @@ _WAYS_OUT = (
     "give a local directory, set HF_ENDPOINT to a mirror you can reach, or download the model "
     "beforehand and set HF_HUB_OFFLINE=1"
 )
+_NO_GGUF = (
+    "give the model that it was made from: a directory or hub id with config.json and "
+    "*.safetensors files in float32, bfloat16 or float16"
+)
 _NO_DOWNLOAD = "`paceline/demo` and its drafter `paceline/demo-draft` need no download"
 
 
@@ -46,6 +50,8 @@ def local_directory(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    if path.suffix.lower() == ".gguf":
+        raise ConfigError(f"`{name}` is a GGUF file, and GGUF is not supported. hint: {_NO_GGUF}")
     if is_shipped(name):
         return Path(__file__).parent / "assets" / _SHIPPED[name]
     if path.exists():
@@ -112,9 +118,9 @@ def _write_header_files(name: str, directory: Path) -> None:
     try:
         metadata = _api().get_safetensors_metadata(name)
     except NotASafetensorsRepoError:
-        # Whoever checks the directory can tell pickled weights from none by the names.
+        # Whoever checks the directory can tell by the names what is there instead.
         for file in _api().list_repo_files(name):
-            if file.endswith((".bin", ".pt", ".pth")) and "/" not in file:
+            if file.endswith((".bin", ".pt", ".pth", ".gguf")) and "/" not in file:
                 (directory / file).touch()
         return
     except Exception as error:

@@ -28,10 +28,40 @@ from paceline.engine.tokenizer import Tokenizer
 from paceline.engine_args import EngineArgs
 from paceline.errors import EngineError, RequestError
 from paceline.log import configure_logging
+from paceline.no_effect import NoEffect, known_keywords
 from paceline.outputs import RequestOutput
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 from paceline.spec.policy import DraftLengthPolicy
+
+# vLLM's keywords of ``generate`` and ``chat`` that change nothing here, at these values.
+_NO_LORA = "LoRA adapters are not supported"
+_NO_EFFECT: dict[str, NoEffect] = {
+    "guided_options_request": NoEffect(
+        (None,), "each request says so itself", "use `structured_outputs` of SamplingParams"
+    ),
+    "lora_request": NoEffect((None,), _NO_LORA),
+    "mm_processor_kwargs": NoEffect((None, {}), "only text generation is supported"),
+    "priority": NoEffect((None,), "requests are served first come first served"),
+    "prompt_adapter_request": NoEffect((None,), "prompt adapters are not supported"),
+    "prompt_token_ids": NoEffect(
+        (None,), "ids are prompts too", 'pass them as prompts, or as {"prompt_token_ids": [ids]}'
+    ),
+    "tokenization_kwargs": NoEffect(
+        (None, {}), "prompts are tokenised in one way", "pass token ids"
+    ),
+}
+_CHAT_NO_EFFECT = _NO_EFFECT | {
+    "chat_template_content_format": NoEffect(("auto",), "the template decides"),
+}
+_CALL = ("prompts", "sampling_params", "use_tqdm", "on_output")
+_TEMPLATE = (
+    "chat_template",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+)
 
 
 class LLM:
@@ -71,15 +101,18 @@ class LLM:
         *,
         use_tqdm: bool = True,
         on_output: Callable[[int, RequestOutput], None] | None = None,
+        **vllms: Any,
     ) -> list[RequestOutput]:
         """Complete prompts; outputs come in the order of the prompts.
 
         prompts: one or a list of: text, token ids, ``{"prompt": text}``,
         ``{"prompt_token_ids": ids}``. sampling_params: one for all or one each; None takes the
         model's defaults. on_output: called with the number of a prompt, from 0, and its output
-        when that has finished. Raises RequestError before anything runs if any of them is wrong,
-        EngineError if the engine is closed or a step fails.
+        when that has finished. vllms: vLLM's keywords that change nothing here. Raises RequestError
+        before anything runs if any of them is wrong, EngineError if the engine is closed or a step
+        fails.
         """
+        known_keywords("keyword of `generate`", vllms, _CALL, _NO_EFFECT)
         listed = _as_list(prompts)
         params = self._params_for(len(listed), sampling_params)
         self._prepare(params)
@@ -88,6 +121,8 @@ class LLM:
                 self.engine.make_request(str(next(self._numbers)), prompt, sampling)
                 for prompt, sampling in zip(listed, params, strict=True)
             ]
+        if not requests:
+            return []
         return self._run(requests, use_tqdm, on_output)
 
     def chat(
@@ -102,9 +137,13 @@ class LLM:
 
         messages: dicts with ``role`` and ``content``, or a list of such lists. template_options:
         ``chat_template, tools, add_generation_prompt, continue_final_message,
-        chat_template_kwargs``. Raises RequestError for what the template refuses; otherwise as
-        ``generate``.
+        chat_template_kwargs``, and vLLM's keywords that change nothing here. Raises RequestError
+        for what the template refuses; otherwise as ``generate``.
         """
+        known = ("messages", "sampling_params", "use_tqdm", *_TEMPLATE)
+        template_options = known_keywords(
+            "keyword of `chat`", template_options, known, _CHAT_NO_EFFECT
+        )
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise RequestError(
                 'messages is empty or no list. hint: pass [{"role": "user", "content": "..."}]'
@@ -239,11 +278,15 @@ class LLM:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
             return [given] * count
-        if not isinstance(given, Sequence) or len(given) != count:
-            got = len(given) if isinstance(given, Sequence) else type(given).__name__
+        if not isinstance(given, Sequence):
             raise RequestError(
-                f"{count} prompts but {got} sampling parameters. hint: pass one for all or one each"
+                f"sampling_params must be a SamplingParams, got {type(given).__name__}. hint: pass "
+                "one for all, or a list of one each"
             )
+        if len(given) != count:
+            prompts = "1 prompt" if count == 1 else f"{count} prompts"
+            got = "1 SamplingParams" if len(given) == 1 else f"{len(given)} SamplingParams"
+            raise RequestError(f"{prompts} but {got}. hint: pass one for all or one each")
         return list(given)
 
     # ---- the rest --------------------------------------------------------------------------------
@@ -312,6 +355,8 @@ def _as_list(prompts: Any) -> list[Prompt]:
     """One prompt or several, as a list."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if isinstance(prompts, bytes | bytearray | memoryview):
+        return [prompts]  # refused at admission, which would take a list of their numbers for ids
     if hasattr(prompts, "tolist"):
         prompts = prompts.tolist()
     if not isinstance(prompts, Iterable):
@@ -320,8 +365,6 @@ def _as_list(prompts: Any) -> list[Prompt]:
             "a list of prompts"
         )
     prompts = list(prompts)
-    if not prompts:
-        raise RequestError("no prompts given. hint: pass at least one")
-    if isinstance(prompts[0], numbers.Integral):
+    if prompts and isinstance(prompts[0], numbers.Integral):
         return [list(prompts)]
     return list(prompts)

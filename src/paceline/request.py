@@ -42,6 +42,10 @@ class TokenGrammar(Protocol):
     def num_tokens(self) -> int:
         """Output tokens it was told so far."""
 
+    @property
+    def fault(self) -> str | None:
+        """Why it cannot go on, once ``fill`` gave -1; None where nothing fits the text so far."""
+
     def accept(self, token_ids: Int32Array) -> None:
         """Take the next output ids."""
 

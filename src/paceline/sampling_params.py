@@ -9,7 +9,6 @@ model (token ids beyond the vocabulary, ``max_tokens`` beyond the context) is ch
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import math
 import numbers
@@ -18,37 +17,71 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import RequestError
+from paceline.no_effect import NoEffect, checked_names
 
 GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
 MAX_N = 16384
+# Stops cost time at every token, which everybody waits for.
+MAX_STOPS = 128
+MAX_STOP_CHARACTERS = 16_384
+MAX_STOP_IDS = 4096
 _MAX_INTEGER = 2**63 - 1  # what arrays and messages between processes can hold
-# Known from vLLM, without a counterpart here: said so instead of a guess at a misspelling.
-_ONLY_VLLM = (
-    "allowed_token_ids",
-    "bad_words",
-    "best_of",
-    "detokenize",
-    "early_stopping",
-    "extra_args",
-    "flat_logprobs",
-    "guided_decoding",
-    "length_penalty",
-    "logits_processors",
-    "output_kind",
-    "spaces_between_special_tokens",
-    "truncate_prompt_tokens",
-    "use_beam_search",
-)
+_NO_BEAMS = "there is no beam search"
+_SAMPLE = "use `n` with a `temperature` above 0"
+_BIAS = "use `logit_bias` or `structured_outputs`"
+
+# vLLM's parameters that change nothing here, at these values.
+NO_EFFECT: dict[str, NoEffect] = {
+    "allowed_token_ids": NoEffect((None,), "tokens cannot be limited to a list", _BIAS),
+    "bad_words": NoEffect((None, []), "words cannot be forbidden", _BIAS),
+    "best_of": NoEffect(
+        (None, 1), "every output that is made is returned", "use `n` and choose among the outputs"
+    ),
+    "detokenize": NoEffect(
+        (True,), "outputs have their text", "start the engine with `skip_tokenizer_init=True`"
+    ),
+    "early_stopping": NoEffect((False, None), _NO_BEAMS, _SAMPLE),
+    "extra_args": NoEffect((None, {}), "nothing reads them"),
+    "flat_logprobs": NoEffect((False,), "logprobs have one form"),
+    "guided_decoding": NoEffect(
+        (None,), "it has vLLM's newer name here", "use `structured_outputs`"
+    ),
+    "length_penalty": NoEffect((1.0,), _NO_BEAMS, _SAMPLE),
+    "logits_processors": NoEffect((None, []), "custom logits processors are not supported", _BIAS),
+    "logprob_token_ids": NoEffect((None,), "logprobs are those of the best tokens"),
+    "output_kind": NoEffect((None,), "a call says how outputs come", "use `LLM.stream`"),
+    "output_text_buffer_length": NoEffect((0,), "text is given out once it is certain"),
+    "repetition_detection": NoEffect((None,), "nothing looks for it", "use `repetition_penalty`"),
+    "skip_clone": NoEffect(None, ""),
+    "skip_reading_prefix_cache": NoEffect(
+        (None, False),
+        "the prefix cache is the engine's",
+        "start the engine with `enable_prefix_caching=False`",
+    ),
+    "spaces_between_special_tokens": NoEffect(
+        (True,), "text is written as the model's tokenizer writes it"
+    ),
+    "thinking_token_budget": NoEffect((None,), "reasoning has no budget", "use `max_tokens`"),
+    "truncate_prompt_tokens": NoEffect(
+        (None,), "no prompt is cut", "shorten the prompt before you pass it"
+    ),
+    "use_beam_search": NoEffect((False,), _NO_BEAMS, _SAMPLE),
+}
 # The same of ``StructuredOutputsParams``.
-_ONLY_VLLM_STRUCTURED = (
-    "disable_additional_properties",
-    "disable_fallback",
-    "structural_tag",
-    "whitespace_pattern",
-)
+_STRUCTURED_NO_EFFECT: dict[str, NoEffect] = {
+    "disable_additional_properties": NoEffect(
+        (False,), "a schema says itself what it allows", "set `additionalProperties` in it"
+    ),
+    "disable_fallback": NoEffect(None, ""),
+    "structural_tag": NoEffect((None,), "there are no structural tags", "use `grammar`"),
+    "whitespace_pattern": NoEffect(
+        (None,), "whitespace is free or absent", "use `disable_any_whitespace`"
+    ),
+}
 _STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
 
 
+@checked_names("structured output parameter", _STRUCTURED_NO_EFFECT)
 @dataclass(slots=True)
 class StructuredOutputsParams:
     """What the output must look like: exactly one of the first five, checked at construction.
@@ -70,18 +103,6 @@ class StructuredOutputsParams:
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
-
-    def __new__(cls, *args: object, **kwargs: object) -> StructuredOutputsParams:
-        for name in kwargs:
-            if name in _ONLY_VLLM_STRUCTURED:
-                raise RequestError(
-                    f"vLLM's structured output parameter `{name}` is not supported. hint: leave "
-                    "it out"
-                )
-            if name not in cls.__match_args__:
-                hint = _closest(name, cls.__match_args__)
-                raise RequestError(f"unknown structured output parameter `{name}`. hint: {hint}")
-        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         self.validate()
@@ -124,6 +145,7 @@ class StructuredOutputsParams:
         return next(name for name in _STRUCTURES if getattr(self, name) is not None)
 
 
+@checked_names("sampling parameter", NO_EFFECT)
 @dataclass(slots=True)
 class SamplingParams:
     """Sampling parameters of a request, checked at construction.
@@ -163,18 +185,6 @@ class SamplingParams:
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
 
-    def __new__(cls, *args: object, **kwargs: object) -> SamplingParams:
-        # The generated __init__ would answer a misspelt name with a bare TypeError.
-        for name in kwargs:
-            if name in _ONLY_VLLM:
-                raise RequestError(
-                    f"vLLM's sampling parameter `{name}` is not supported. hint: leave it out"
-                )
-            if name not in cls.__match_args__:
-                hint = _closest(name, cls.__match_args__)
-                raise RequestError(f"unknown sampling parameter `{name}`. hint: {hint}")
-        return object.__new__(cls)
-
     def __post_init__(self) -> None:
         self.validate()
 
@@ -191,9 +201,21 @@ class SamplingParams:
         self._validate_numbers()
         self._validate_limits()
         self.stop = _strings("stop", self.stop)
+        characters = sum(map(len, self.stop))
+        if len(self.stop) > MAX_STOPS or characters > MAX_STOP_CHARACTERS:
+            raise RequestError(
+                f"`stop` has {len(self.stop)} strings with {characters} characters, and "
+                f"{MAX_STOPS} with {MAX_STOP_CHARACTERS} are allowed. hint: give fewer or shorter "
+                "ones; each is searched for behind every token"
+            )
         ids = [] if self.stop_token_ids is None else self.stop_token_ids
         if isinstance(ids, str | bytes | dict) or not isinstance(ids, Iterable):
             raise RequestError(f"`stop_token_ids` must be a list of token ids, got {ids!r}")
+        if len(ids) > MAX_STOP_IDS:
+            raise RequestError(
+                f"`stop_token_ids` has {len(ids)} ids, and {MAX_STOP_IDS} are allowed. hint: give "
+                "fewer"
+            )
         self.stop_token_ids = [_integer("stop_token_ids", token_id, 0) for token_id in ids]
         self.logit_bias = _bias(self.logit_bias)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
@@ -206,6 +228,12 @@ class SamplingParams:
         if given is None:
             return
         if isinstance(given, dict):
+            odd = next((key for key in given if not isinstance(key, str)), None)
+            if odd is not None:
+                raise RequestError(
+                    f"`structured_outputs` has the key {odd!r}, which is no name. hint: its keys "
+                    f"are {', '.join(_STRUCTURES)} and disable_any_whitespace"
+                )
             self.structured_outputs = StructuredOutputsParams(**given)
         elif isinstance(given, StructuredOutputsParams):
             given.validate()
@@ -279,12 +307,6 @@ class SamplingParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
-
-
-def _closest(name: str, known: tuple[str, ...]) -> str:
-    """A hint for a name that is not known."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean `{close[0]}`?" if close else f"known are: {', '.join(known)}"
 
 
 def _choice(value: object) -> list[str]:

@@ -362,7 +362,7 @@ def test_json_lines(
     llm: type[ScriptedLLM], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [
-        {"prompt": "hé", "max_tokens": 3, "answer": 42},
+        {"prompt": "hé", "max_tokens": 3, "answer": 42, "best_of": 1},
         {"prompt_token_ids": [65, 66]},
         {"messages": [{"role": "user", "content": "chat"}]},
         {"prompt": "bad"},
@@ -593,6 +593,7 @@ def test_no_effect_table_has_flags_of_both_kinds() -> None:
         ('{"prompt": "a", "max_tokenz": 5}', "line 1: `max_tokenz` is no sampling parameter"),
         ('{"prompt": "a", "max_tokens": -5}', "prompts.jsonl, line 1: `max_tokens` must be"),
         ("not json", "line 1 is not valid JSON"),
+        ('{"prompt": "a", "best_of": 2}', "line 1: `best_of=2` is not supported"),
     ],
 )
 def test_mistakes_in_json_lines_are_not_ignored(

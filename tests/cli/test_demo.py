@@ -31,7 +31,7 @@ def test_help_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
         main(["demo", "--help"])
     assert caught.value.code == 0
     out = capsys.readouterr().out
-    assert "The whole story in a minute" in out
+    assert "The whole story in half a minute" in out
     assert "`" not in out
 
 

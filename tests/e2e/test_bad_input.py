@@ -37,7 +37,6 @@ def wordless(models: Models) -> Iterator[LLM]:
 TOP = VOCAB + 8 - 1  # the embedding has 8 rows more than the tokenizer has ids
 # prompts -> what the message must say
 PROMPTS: dict[str, tuple[Any, str]] = {
-    "no prompts": ([], "no prompts given"),
     "empty text": ("", "prompt is empty"),
     "empty text among others": (["hello", ""], "prompt is empty"),
     "empty ids": ([[]], "prompt has no tokens"),
@@ -52,7 +51,10 @@ PROMPTS: dict[str, tuple[Any, str]] = {
     "text in ids": ([[1, "2"]], "token 1 is '2', not an integer"),
     "None": ([None], "cannot be of type NoneType"),
     "number in a list": ([1.5], "cannot be of type float"),
-    "bytes": ([b"abc"], "cannot be of type bytes"),
+    "bytes": (b"abc", "a prompt cannot be of type bytes. hint: decode it"),
+    "bytes in a list": ([b"abc"], "cannot be of type bytes"),
+    "bytes among others": (["hello", bytearray(b"abc")], "cannot be of type bytearray"),
+    "bytes in a dictionary": ({"prompt": b"abc"}, "cannot be of type bytes"),
     "dictionary without a prompt": ([{}], "cannot be of type NoneType"),
     "unknown key": ({"text": "hello"}, "no key 'text'"),
     "too long": (
@@ -124,9 +126,9 @@ ADMISSIONS: dict[str, tuple[Any, str]] = {
         SamplingParams(prompt_logprobs=50),
         "prompt_logprobs=50 is above max_logprobs 20",
     ),
-    "a dictionary": ({"temperature": 0}, "1 prompts but dict|must be a SamplingParams, got dict"),
-    "two for one": ([GREEDY, GREEDY], "1 prompts but 2 sampling parameters"),
-    "none for one": ([], "1 prompts but 0 sampling parameters"),
+    "a dictionary": ({"temperature": 0}, "must be a SamplingParams, got dict"),
+    "two for one": ([GREEDY, GREEDY], "1 prompt but 2 SamplingParams. hint: "),
+    "none for one": ([], "1 prompt but 0 SamplingParams. hint: "),
     "a list of something else": ([3], "must be a SamplingParams, got int"),
 }
 
@@ -173,6 +175,43 @@ def test_without_a_tokenizer(
     output = generate(wordless)[0]
     assert len(output.outputs[0].token_ids) == 30
     assert_idle(wordless.engine)
+
+
+def test_no_prompts_have_no_outputs(shared: LLM, expected: list[int]) -> None:
+    assert generate(shared, []) == generate(shared, np.zeros((0, 3), np.int64)) == []
+    assert shared.generate([], []) == shared.generate(()) == []
+    with pytest.raises(RequestError, match="0 prompts but 1 SamplingParams"):
+        shared.generate([], [GREEDY])
+    assert_works(shared, expected)
+
+
+def test_vllms_keywords_of_a_call(shared: LLM, expected: list[int]) -> None:
+    nothing: dict[str, Any] = {
+        "lora_request": None,
+        "priority": None,
+        "prompt_adapter_request": None,
+        "tokenization_kwargs": None,
+    }
+    output = shared.generate([PROMPT], GREEDY, use_tqdm=False, **nothing)[0]
+    assert output.outputs[0].token_ids == expected
+    for wrong, says in (
+        ({"lora_request": "x"}, "`lora_request='x'` is not supported: LoRA"),
+        ({"priority": [1]}, "first come first served"),
+        ({"sampling_param": GREEDY}, "unknown keyword .*did you mean `sampling_params`"),
+        ({"lora_reqest": None}, "did you mean `lora_request`"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            shared.generate([PROMPT], GREEDY, **wrong)
+    messages = [{"role": "user", "content": "hi"}]
+    template = "{{ messages[0].content }}"
+    options: dict[str, Any] = {**nothing, "chat_template_content_format": "auto"}
+    answer = shared.chat(messages, GREEDY, use_tqdm=False, chat_template=template, **options)
+    assert answer[0].prompt == "hi"
+    with pytest.raises(RequestError, match="did you mean `chat_template`"):
+        shared.chat(messages, GREEDY, chat_templat=template)
+    with pytest.raises(RequestError, match="`priority="):
+        shared.chat(messages, GREEDY, priority=[1])
+    assert_works(shared, expected)
 
 
 @pytest.mark.parametrize("messages", [[], "hi", None, [{"content": "no role"}], [[]], [3]])

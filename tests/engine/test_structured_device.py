@@ -139,6 +139,8 @@ def test_one_pass_a_step_with_and_without_grammars(
 class Letters:
     """A grammar of the one token 40, ``length`` times, without an end."""
 
+    fault = None
+
     def __init__(self, length: int) -> None:
         self.length = length
         self.num_tokens = 0

@@ -312,6 +312,8 @@ def test_prepare_does_what_make_request_would_wait_for(plain: LLMEngine) -> None
 class DeadEnd:
     """A grammar that allows the letter ids for some tokens, then nothing."""
 
+    fault = None
+
     def __init__(self, length: int, token: int) -> None:
         self.length, self.token = length, token
         self.num_tokens = 0

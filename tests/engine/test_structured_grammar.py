@@ -191,6 +191,9 @@ def test_a_token_with_no_place_leaves_nothing_to_come() -> None:
     [
         ({"json": {"properties": {"a": {"type": "int"}}}}, "at #/properties/a/type"),
         ({"json": "{"}, "not valid JSON"),
+        ({"json": '{"type": "\\ud800"}'}, "half of a character"),
+        ({"json": {"type": []}}, "names no type"),
+        ({"json": {"oneOf": [{"const": i} for i in range(501)]}}, "501 alternatives"),
         ({"json": {"$ref": "#"}}, "the JSON schema"),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "the JSON schema"),
         ({"regex": "(a"}, "position 3"),
@@ -199,6 +202,7 @@ def test_a_token_with_no_place_leaves_nothing_to_come() -> None:
         ({"grammar": "root ::= x"}, "line 1, column 10"),
         ({"grammar": "start: x"}, "line 1, column 8"),
         ({"grammar": "root: x"}, "start"),
+        ({"grammar": "start: /(a/"}, "regular expression: Regex parsing error at position 3"),
         ({"grammar": "root ::= root"}, "allows no text"),
         ({"grammar": 'root ::= "' + "a" * 140_000 + '"'}, "140,011 characters"),
     ],
@@ -271,7 +275,7 @@ def test_without_the_package_the_message_says_what_to_install(
         raise ImportError(name)
 
     monkeypatch.setattr(module.importlib, "import_module", missing)
-    with pytest.raises(RequestError, match=r'pip install "paceline\[serve\]"'):
+    with pytest.raises(RequestError, match=r'pip install -e "\.\[serve\]"'):
         wait(compiler(), asking(regex="a"))
 
 

@@ -28,7 +28,7 @@ from paceline.sampling_params import SamplingParams, StructuredOutputsParams
         ({"json": {"default": float("nan")}}, "cannot be written as JSON"),
         ({"json_object": 1}, "`json_object` must be True or False"),
         ({"regex": "a", "disable_any_whitespace": True}, "concerns JSON only"),
-        ({"structural_tag": "x"}, "vLLM's structured output parameter `structural_tag`"),
+        ({"structural_tag": "x"}, "`structural_tag='x'` is not supported"),
         ({"regexp": "x"}, "unknown structured output parameter `regexp`. hint: did you mean `reg"),
     ],
 )

@@ -207,6 +207,50 @@ def test_texts_that_cannot_be_encoded() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("style", ["byte-level", "sentencepiece"])
+def test_long_texts_are_encoded_as_short_ones(style: str) -> None:
+    tokenizer = small_tokenizer(style)
+    text = "Hello world, 中文 🙂 " * 5000
+    ids = tokenizer.encode(text)
+    assert ids == list(tokenizer.backend.encode(text).ids)
+    assert tokenizer.encode(text, limit=len(ids)) == ids
+    assert tokenizer.encode_batch([text, "x"], limit=len(ids))[0] == ids
+
+
+@pytest.mark.parametrize("style", ["byte-level", "sentencepiece"])
+def test_a_text_that_must_be_too_long_is_refused_unread(
+    style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = small_tokenizer(style)
+    longest = max(tokenizer.backend.get_vocab(), key=len)
+    assert len(tokenizer.encode(longest * 10_000, limit=10_000)) >= 10_000  # as few as there can be
+    text = "a" * 10_000_000
+    monkeypatch.setattr(tokenizer, "_encode_many", None)
+    for call in (
+        lambda: tokenizer.encode(text, limit=100),
+        lambda: tokenizer.encode_batch(["x", text], limit=100),
+    ):
+        with pytest.raises(RequestError, match=r"10000000 characters, so at least \d+ tokens, but"):
+            call()
+
+
+def test_a_text_on_which_the_library_gives_up_is_refused() -> None:
+    class PanicException(BaseException):
+        pass
+
+    class Backend:
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> Any:
+            raise PanicException("retry-limit-in-match over")
+
+    tokenizer = small_tokenizer("byte-level")
+    backend, tokenizer.backend = tokenizer.backend, Backend()  # type: ignore[assignment]
+    try:
+        with pytest.raises(RequestError, match="gave up on a text of 70000 characters"):
+            tokenizer.encode(" " * 70_000)
+    finally:
+        tokenizer.backend = backend
+
+
 @pytest.mark.skipif("LLM_TEST_MODELS" not in os.environ, reason="$LLM_TEST_MODELS is not set")
 def test_real_models_are_read_as_transformers_reads_them() -> None:
     from transformers import AutoTokenizer

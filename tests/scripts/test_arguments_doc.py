@@ -10,7 +10,9 @@ from types import ModuleType
 import pytest
 
 from paceline.engine_args import NO_EFFECT, EngineArgs
+from paceline.sampling_params import NO_EFFECT as SAMPLING_NO_EFFECT
 from paceline.sampling_params import SamplingParams
+from paceline.server.settings import ServerSettings
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "arguments_doc.py"
 
@@ -33,8 +35,11 @@ def test_the_document_is_current(script: ModuleType) -> None:
 def test_every_argument_is_in_it(script: ModuleType) -> None:
     text = script.render()
     names = [f.name for f in (*fields(EngineArgs), *fields(SamplingParams))]
-    for name in (*names, *NO_EFFECT):
+    for name in (*names, *NO_EFFECT, *SAMPLING_NO_EFFECT):
         assert f"`{name}`" in text
+    assert "`paceline serve`" in text
+    for f in fields(ServerSettings):
+        assert f"| `--{f.name.replace('_', '-')}` |" in text
     assert set(script.SAMPLING_MEANINGS) == {f.name for f in fields(SamplingParams)}
 
 

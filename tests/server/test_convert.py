@@ -177,6 +177,14 @@ def test_wrong_values_in_a_chat(fields: dict[str, Any], param: str, message: str
     assert message in str(caught.value)
 
 
+def test_as_many_are_made_as_are_returned() -> None:
+    assert complete({"best_of": 1})[0].sampling.n == 1
+    assert complete({"best_of": 2, "n": 2})[0].sampling.n == 2
+    assert chat({"best_of": 1}).sampling.n == 1
+    with pytest.raises(APIError, match="`best_of` must equal `n`"):
+        chat({"best_of": 3})
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -187,7 +195,10 @@ def test_wrong_values_in_a_chat(fields: dict[str, Any], param: str, message: str
         ({"prompt": [-1]}, "prompt", "run from 0"),
         ({"prompt": [[1], [1, 10**30]]}, "prompt", "a larger number at place 1"),
         ({"prompt": [1] * 512}, "prompt", "512 tokens"),
-        ({"best_of": 2}, "best_of", "use `n`"),
+        ({"best_of": 2}, "best_of", "must equal `n`, which is 1, got 2"),
+        ({"best_of": 1, "n": 2}, "best_of", "must equal `n`, which is 2, got 1"),
+        ({"best_of": 0}, "best_of", "use `n`"),
+        ({"best_of": -1}, "best_of", "use `n`"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"logprobs": -1}, "logprobs", "at least 0"),
     ],
@@ -318,6 +329,11 @@ def test_free_text_is_no_structure() -> None:
             {"response_format": {"type": "json_schema"}},
             "response_format.json_schema",
             "`json_schema.schema`",
+        ),
+        (
+            {"tools": [function("f", type="string")], "tool_choice": "required"},
+            "tools[0].function.parameters",
+            "have the type 'string', but arguments are an object",
         ),
     ],
 )

@@ -130,6 +130,14 @@ def test_a_signal_lets_requests_finish(number: signal.Signals) -> None:
         assert "Traceback" not in server.log
 
 
+def test_an_idle_server_speaks_of_no_outputs() -> None:
+    with running() as (server, _):
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end(10) == 0
+        assert "shutting down: nothing is running" in server.log
+        assert "in flight" not in server.log
+
+
 def test_what_does_not_finish_in_time_is_ended() -> None:
     with running("--shutdown-timeout", "0.3") as (server, url):
         with streaming(url, max_tokens=2000) as lines:
@@ -273,7 +281,7 @@ def test_without_the_extra_the_command_says_what_to_install(
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main.main(["serve", "paceline/demo"]) == 1
-    assert 'pip install "paceline[serve]"' in capsys.readouterr().err
+    assert 'run `pip install -e ".[serve]"` in your clone' in capsys.readouterr().err
 
 
 def test_the_api_process_never_imports_torch() -> None:

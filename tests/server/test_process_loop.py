@@ -13,8 +13,8 @@ import pytest
 from e2e.engines import assert_idle
 from paceline.engine.llm_engine import LLMEngine
 from paceline.errors import EngineError, RequestError
-from paceline.sampling_params import SamplingParams
-from paceline.server.engine_process import MAX_FAILED_STEPS, EngineLoop
+from paceline.sampling_params import SamplingParams, StructuredOutputsParams
+from paceline.server.engine_process import MAX_FAILED_STEPS, EngineLoop, _error_delta
 from paceline.server.messages import (
     Abort,
     AddRequest,
@@ -161,6 +161,11 @@ def test_one_output_that_ended_before_the_abort(engine: LLMEngine) -> None:
         ([5] * 600, GREEDY, "max_model_len is 512"),
         ([5], SamplingParams(logprobs=50), "above max_logprobs"),
         ([5], SamplingParams(logit_bias={99999: 1.0}), "logit_bias has the id 99999"),
+        (
+            [5],
+            SamplingParams(structured_outputs=StructuredOutputsParams(json='{"type": "\\ud800"}')),
+            r"it has \ud800, half of a character",
+        ),
     ],
 )
 def test_a_wrong_request_is_told_so_and_harms_nobody(
@@ -299,3 +304,9 @@ def test_the_last_sign_of_life_says_that_nothing_is_held(engine: LLMEngine) -> N
     assert (stats[-1].num_running, stats[-1].num_waiting) == (0, 0)
     assert stats[-1].num_free_blocks == stats[-1].num_blocks
     assert stats[-1].num_generation_tokens >= 12
+
+
+def test_an_error_that_quotes_half_a_character_can_be_sent() -> None:
+    sent = decode_from_engine(encode(Deltas([_error_delta("a", "not \ud800", 400)])))
+    assert isinstance(sent, Deltas)
+    assert sent.deltas[0].error == "not \\ud800"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.server import protocol
 from paceline.server.errors import APIError
 from paceline.server.protocol import (
     Body,
@@ -53,6 +54,67 @@ def test_fields_without_effect_and_null() -> None:
     chat(user="u", store=True, metadata={"a": "b"}, service_tier="auto", safety_identifier="s")
     body = chat(temperature=None, stop=None, prediction=None, functions=None, frobnicate=None)
     assert body.temperature is None
+
+
+NO_OPS: dict[str, Any] = {
+    "bad_words": [],
+    "cache_salt": None,
+    "detokenize": True,
+    "early_stopping": False,
+    "echo": False,
+    "include_reasoning": True,
+    "length_penalty": 1.0,
+    "modalities": ["text"],
+    "priority": 0,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "spaces_between_special_tokens": True,
+    "use_beam_search": False,
+    "vllm_xargs": {},
+}
+
+
+@pytest.mark.parametrize("name", NO_OPS)
+def test_values_that_ask_for_nothing_are_taken(name: str) -> None:
+    assert chat(temperature=0.5, **{name: NO_OPS[name]}) == chat(temperature=0.5)
+
+
+def test_all_of_them_at_once_and_as_null() -> None:
+    assert chat(**NO_OPS) == chat()
+    assert chat(length_penalty=1) == chat()
+    assert chat(**dict.fromkeys(protocol._NO_EFFECT)) == chat()
+    assert not set(protocol._NO_EFFECT) & set(ChatCompletionRequest.model_fields)
+    with pytest.raises(APIError, match="`frobnicate`"):
+        chat(**NO_OPS, frobnicate=1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bad_words": ["x"]},
+        {"priority": 1},
+        {"priority": False},
+        {"length_penalty": 0.5},
+        {"detokenize": False},
+        {"include_reasoning": False},
+        {"vllm_xargs": {"a": 1}},
+        {"modalities": ["text", "audio"]},
+        {"cache_salt": "x"},
+        {"use_beam_search": True},
+        {"spaces_between_special_tokens": False},
+    ],
+    ids=str,
+)
+def test_their_other_values_are_refused_by_name(fields: dict[str, Any]) -> None:
+    (name,) = fields
+    with pytest.raises(APIError, match=f"`{name}` is not supported: ") as caught:
+        chat(**fields)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (
+        400,
+        name,
+        "unsupported",
+    )
+    assert "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ def check_plot(path: Path, ks: Sequence[int]) -> None:
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
-            '--plot needs matplotlib, which is not installed. hint: pip install "paceline[plot]"'
+            "--plot needs matplotlib, which is not installed. hint: run "
+            '`pip install -e ".[plot]"` in your clone of Paceline'
         )
     from matplotlib.figure import Figure
 

@@ -70,7 +70,10 @@ def software_fault() -> tuple[str, str] | None:
             "install a CUDA build of torch, see https://pytorch.org/get-started/locally",
         )
     if importlib.util.find_spec("triton") is None:
-        return "the package triton is missing", 'run `pip install "paceline[gpu]"`'
+        return (
+            "the package triton is missing",
+            'run `pip install -e ".[gpu]"` in your clone of Paceline',
+        )
     return None
 
 

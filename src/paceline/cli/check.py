@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import functools
 import json
 from collections.abc import Callable, Sequence
@@ -74,16 +73,13 @@ class _Parser(Parser):
         for action in self._actions:
             if callable(action.type):
                 action.type = functools.partial(_read_value, action, action.type, faults)
-        namespace, rest = self.parse_known_intermixed_args(list(argv))
-        faults += [self._unknown(flag) for flag in rest if flag.startswith("-")]
+        strays = {stray.place: stray.message for stray in self.stray_values(argv)}
+        faults += map(Fault.from_message, strays.values())
+        rest_of = [one for place, one in enumerate(argv) if place not in strays]
+        namespace, rest = self.parse_known_intermixed_args(rest_of)
+        unknown = [flag for flag in rest if flag.startswith("-")]
+        faults += [Fault.from_message(self.about_unknown(flag)) for flag in unknown]
         return namespace, faults
-
-    def _unknown(self, text: str) -> Fault:
-        flag = text.partition("=")[0]
-        known = [option for action in self._actions for option in action.option_strings]
-        close = difflib.get_close_matches(flag, known, n=1)
-        hint = f"did you mean `{close[0]}`?" if close else f"`{self.prog} --help` shows all"
-        return Fault(f"unknown argument `{flag}`", hint)
 
 
 def _read_value(

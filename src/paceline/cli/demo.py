@@ -1,4 +1,4 @@
-"""``paceline demo``: the whole story in a minute, with the tiny trained pair in the package.
+"""``paceline demo``: the whole story in half a minute, with the tiny trained pair in the package.
 
 Everything shown is measured while it runs: draft length against tokens per second, the same text
 with speculation on and off, static against continuous batching, what a draft costs. It computes in
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the demo; exit status 0, or 1 if speculation changed a text."""
     parser = Parser(
         prog="paceline demo",
-        description="The whole story in a minute, with the tiny trained pair in the package.",
+        description="The whole story in half a minute, with the tiny trained pair in the package.",
     )
     parser.add_argument("--verbose", action="store_true", help="show the engines' log lines too")
     args = parser.parse(argv)

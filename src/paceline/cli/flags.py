@@ -7,19 +7,27 @@ import torch.
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NamedTuple, NoReturn, get_type_hints
 
 from paceline.cli.main import print_error
+from paceline.cli.vllm_flags import absent
 from paceline.engine_args import NO_EFFECT, EngineArgs
+from paceline.no_effect import closest
 from paceline.sampling_params import SamplingParams
 
 _MOST_DIGITS = 100  # more than any argument can use, and fewer than ``int`` refuses
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+# vLLM's short names of arguments that have no effect.
+_SHORT = {
+    "tensor_parallel_size": ("-tp", "--tp"),
+    "pipeline_parallel_size": ("-pp", "--pp"),
+    "data_parallel_size": ("-dp", "--dp"),
+}
 
 _SAMPLING_HELP = {
     "n": "outputs of each prompt",
@@ -56,20 +64,65 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse, with flags and positional arguments in any order. Exits with 2 on wrong usage."""
+        for stray in self.stray_values(argv):
+            self.error(stray.message)
         namespace, rest = self.parse_known_intermixed_args(list(argv))
         if rest:
-            flag = rest[0].partition("=")[0]
-            known = [option for action in self._actions for option in action.option_strings]
-            close = difflib.get_close_matches(flag, known, n=1)
-            hint = f"did you mean `{close[0]}`?" if close else f"`{self.prog} --help` shows all"
-            self.error(f"unknown argument `{flag}`. hint: {hint}")
+            self.error(self.about_unknown(rest[0]))
         return namespace
+
+    def about_unknown(self, argument: str) -> str:
+        """What to say of an argument that no flag has taken."""
+        flag = argument.partition("=")[0]
+        vllms = absent(flag)
+        if vllms is not None:
+            return f"vLLM's `{flag}` is not here: {vllms.why}. hint: {vllms.hint}"
+        known = [option for action in self._actions for option in action.option_strings]
+        close = closest(flag, known)
+        hint = f"did you mean `{close}`?" if close else f"`{self.prog} --help` shows all"
+        return f"unknown argument `{flag}`. hint: {hint}"
+
+    def stray_values(self, argv: Sequence[str]) -> list[StrayValue]:
+        """Every True and False behind a flag that takes no value."""
+        switches = {
+            option: action
+            for action in self._actions
+            if action.nargs == 0
+            for option in action.option_strings
+        }
+        strays: list[StrayValue] = []
+        for place, argument in enumerate(argv):
+            flag, equals, value = argument.partition("=")
+            word, index = value, place
+            if not equals and place + 1 < len(argv):
+                word, index = argv[place + 1], place + 1
+            if flag in switches and word.lower() in ("true", "false"):
+                strays.append(StrayValue(index, _about_stray(flag, switches[flag], word)))
+        return strays
 
     def error(self, message: str) -> NoReturn:
         if " hint: " not in message:
-            message += f". hint: `{self.prog} --help` shows all arguments"
+            end = "" if message.endswith(("?", "!", ".")) else "."
+            message += f"{end} hint: `{self.prog} --help` shows all arguments"
         print_error(message)
         raise SystemExit(2)
+
+
+class StrayValue(NamedTuple):
+    """A value that belongs to no flag: where it stands among the arguments, and what to say."""
+
+    place: int
+    message: str
+
+
+def _about_stray(flag: str, action: argparse.Action, word: str) -> str:
+    hint = f"leave `{word}` out, or give it before the flag"
+    if isinstance(action, argparse.BooleanOptionalAction):
+        on, off = action.option_strings[0], action.option_strings[-1]
+        hint = f"write `{on if word.lower() == 'true' else off}` alone"
+        if flag == off:
+            hint = f"write `{on}` or `{off}` alone"
+    return f"`{flag}` takes no value, but `{word}` follows it. hint: {hint}"
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -89,11 +142,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="vLLM's form of the speculative arguments",
     )
-    for name, (accepted, _) in NO_EFFECT.items():
-        is_flag = any(isinstance(one, bool) for one in accepted or ())
-        is_flag = is_flag or (accepted is None and name.startswith(("disable_", "use_")))
+    for name, entry in NO_EFFECT.items():
+        is_flag = any(isinstance(one, bool) for one in entry.accepted or ())
+        is_flag = is_flag or (entry.accepted is None and name.startswith(("disable_", "use_")))
         options = _options(bool if is_flag else _literal, f"engine.{name}")
-        parser.add_argument(_flag(name), **options, help=argparse.SUPPRESS)
+        names = (_flag(name), *_SHORT.get(name, ()))
+        parser.add_argument(*names, **options, help=argparse.SUPPRESS)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -178,6 +232,22 @@ def decimal_number(text: str) -> float:
     return float(text)
 
 
+def token_count(text: str) -> int:
+    """A whole number of tokens, in vLLM's short forms too: 1k is 1000, 1K is 1024."""
+    match = re.fullmatch(
+        rf"([0-9]{{1,{_MOST_DIGITS}}}(?:\.[0-9]+)?)([kmgKMG])", text.strip(), re.ASCII
+    )
+    if match is None:
+        return whole_number(text)
+    unit = match[2] if match[2].islower() else match[2].lower() + "i"
+    return round(float(match[1]) * _UNITS[unit])
+
+
+def length_limit(text: str) -> int | None:
+    """As ``token_count``; ``auto`` is what the model and the KV pool allow."""
+    return None if text.strip() == "auto" else token_count(text)
+
+
 def byte_count(text: str) -> int:
     """``4GiB``, ``512MB`` or plain bytes as an int."""
     match = re.fullmatch(
@@ -199,6 +269,10 @@ def _engine_options(name: str, kind: Any) -> dict[str, Any]:
     options = _options(kind, f"engine.{name}")
     if name == "kv_cache_memory_bytes":
         options |= {"type": byte_count, "metavar": "BYTES"}
+    elif name == "max_model_len":
+        options["type"] = length_limit
+    elif name == "max_num_batched_tokens":
+        options["type"] = token_count
     return options
 
 

@@ -80,7 +80,7 @@ def _parser() -> Parser:
         "positional",
         nargs="*",
         metavar="MODEL [PROMPT ...]",
-        help="without --model the first one is the model",
+        help="without --model the first one is the model; - reads standard input",
     )
     parser.add_argument("--prompt", action="append", default=[], help="may be given several times")
     parser.add_argument("--file", type=Path, help="file of prompts, - for standard input")
@@ -98,10 +98,12 @@ def _parser() -> Parser:
 
 
 def _items(parser: Parser, namespace: argparse.Namespace) -> list[PromptItem]:
-    items = [PromptItem(text=text) for text in [*namespace.positional, *namespace.prompt]]
+    texts = [text for text in namespace.positional if text != "-"]
+    items = [PromptItem(text=text) for text in [*texts, *namespace.prompt]]
+    from_stdin = "-" in (*namespace.positional, str(namespace.file))
     if namespace.file is not None and str(namespace.file) != "-":
         items += read_prompt_file(namespace.file)
-    elif sys.stdin is not None and (namespace.file or not (items or sys.stdin.isatty())):
+    if sys.stdin is not None and (from_stdin or not (items or sys.stdin.isatty())):
         items += read_prompts(sys.stdin, "standard input")
     if not items:
         parser.error("no prompt. hint: give one after the model, with --file, or on standard input")

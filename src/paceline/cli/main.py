@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 
 # command -> what it does; its module is paceline.cli.<command>, with run(argv) -> exit status
 COMMANDS = {
-    "demo": "the whole story in a minute, with the tiny pair in the package",
+    "demo": "the whole story in half a minute, with the tiny pair in the package",
     "generate": "complete prompts from arguments, a file or standard input",
     "serve": "an OpenAI-compatible server; the engine in a process of its own",
     "check": "find every fault and show the memory plan; loads nothing",

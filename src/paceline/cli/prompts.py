@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline import hub
 from paceline.errors import RequestError
-from paceline.sampling_params import SamplingParams
+from paceline.sampling_params import NO_EFFECT, SamplingParams
 
 # key of a JSON line -> field of PromptItem, type, the type in words
 _KINDS: dict[str, tuple[str, type, str]] = {
@@ -27,7 +27,7 @@ _KINDS: dict[str, tuple[str, type, str]] = {
     "prompt_token_ids": ("token_ids", list, "a list of ids"),
     "messages": ("messages", list, "a list of messages"),
 }
-_SAMPLING = frozenset(f.name for f in fields(SamplingParams))
+_SAMPLING = frozenset((*(f.name for f in fields(SamplingParams)), *NO_EFFECT))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import fields
 
 from paceline.engine_args import EngineArgs
 
+_SWITCHES = {f.name for f in fields(EngineArgs) if isinstance(f.default, bool)}
 _NAMES = [f.name for f in fields(EngineArgs)]
 # A name of one word is an argument only where a value or a quote says so.
 _LONG = "|".join(name for name in _NAMES if "_" in name)
@@ -21,8 +22,15 @@ def with_flags(hint: str) -> str:
     """The hint with every engine argument written as its flag."""
     if "known are:" in hint:  # a list of names, which are meant as such
         return hint
-    hint = _WITH_VALUE.sub(lambda found: f"{_flag(found[1])} {_value(found[2])}", hint)
+    hint = _WITH_VALUE.sub(lambda found: _setting(found[1], found[2]), hint)
     return _ALONE.sub(lambda found: f"`{_flag(found[2])}`" if found[2] else _flag(found[1]), hint)
+
+
+def _setting(name: str, value: str) -> str:
+    """A flag with its value; one that takes none says the value itself."""
+    if name in _SWITCHES and value in ("True", "False"):
+        return _flag(name if value == "True" else f"no_{name}")
+    return f"{_flag(name)} {_value(value)}"
 
 
 def _flag(name: str) -> str:

@@ -101,7 +101,11 @@ class Admission:
     def _check_ids(self, ids: Any) -> Int32Array:
         if isinstance(ids, np.ndarray):
             ids = ids.tolist()
-        if not isinstance(ids, Sequence) or isinstance(ids, bytes):
+        if isinstance(ids, bytes | bytearray | memoryview):
+            raise RequestError(
+                f"a prompt cannot be of type {type(ids).__name__}. hint: decode it to a text first"
+            )
+        if not isinstance(ids, Sequence):
             raise RequestError(
                 f"a prompt cannot be of type {type(ids).__name__}. hint: a prompt is {_FORMS}"
             )

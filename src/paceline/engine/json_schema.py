@@ -1,4 +1,4 @@
-"""Which JSON schemas and regular expressions output can be held to, and what is wrong with others.
+"""Which JSON schemas output can be held to, and what is wrong with others.
 
 The grammar compiler leaves some keywords out without saying so. A request must not be answered
 with text that its schema forbids, so whatever would not be enforced is refused here, with its
@@ -15,9 +15,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from paceline.engine.regex_check import check_regex, with_safe_repeats
 from paceline.errors import RequestError
 
 MAX_DEPTH = 64  # of a schema; compile time grows with its cube
+MAX_ALTERNATIVES = 500  # of a `oneOf`, which are compared with one another
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 # Keywords that say something of one kind of value; also what a schema without `type` is about.
 _OF_TYPE = {
@@ -55,8 +57,7 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _FORMATS = ("date", "time", "date-time", "duration", "uuid", "ipv4")
 # What a JSON string holds unescaped, in ranges that the compiler turns into valid UTF-8 only.
 _CHARACTER = "[ !#-\\[\\]-~\u0080-\ud7ff\ue000-\U0010ffff]"
-_ESCAPES = frozenset("dDwWsSnrtfv0xuc")  # letters that mean something behind a backslash
-_CODE = re.compile(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]+\}")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 # Escapes of characters that a JSON string does not hold as they are, and of some more.
 _CONTROL = re.compile(r"\\([nrtfv0xc]|u00[0-7]|u\{0*[0-7]?[0-9a-fA-F]\})")
 
@@ -73,9 +74,20 @@ def check_schema(text: str) -> str:
     """
     try:
         schema = json.loads(text)
+        half = _HALF_CHARACTER.search(json.dumps(schema, ensure_ascii=False))
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the JSON schema is not valid JSON: {error}") from error
-    _Checker(schema).check(schema, "#", 0)
+    if half is not None:
+        raise RequestError(
+            f"the JSON schema cannot be used: it has \\u{ord(half[0]):04x}, half of a character. "
+            "hint: write the pair, or the character itself"
+        )
+    try:
+        _Checker(schema).check(schema, "#", 0)
+    except RecursionError:
+        raise RequestError(
+            "the JSON schema cannot be used: it is nested too deeply. hint: make it flatter"
+        ) from None
     return json.dumps(schema, ensure_ascii=False)
 
 
@@ -85,6 +97,8 @@ class _Checker:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._seen: set[int] = set()  # schemas, by identity: references may lead round
+        # Pairs of schemas that were compared, by identity; True also while they are.
+        self._overlaps: dict[tuple[int, int], bool] = {}
 
     def check(self, schema: Any, where: str, depth: int) -> None:
         if isinstance(schema, bool) or id(schema) in self._seen:
@@ -152,6 +166,9 @@ class _Checker:
         for place, option in enumerate(options):
             self.check(option, f"{where}/{place}", depth + 1)
         if name == "oneOf":
+            if len(options) > MAX_ALTERNATIVES:
+                problem = f"{len(options)} alternatives, and {MAX_ALTERNATIVES} are allowed"
+                raise _fault(where, problem, "use `enum` for values, or `anyOf`")
             for place, option in enumerate(options):
                 if any(self._overlap(option, other) for other in options[:place]):
                     raise _fault(
@@ -163,6 +180,13 @@ class _Checker:
     def _overlap(self, one: Any, other: Any) -> bool:
         """Whether some value may fit both; True where that is not easy to tell."""
         one, other = self._resolved(one), self._resolved(other)
+        pair = id(one), id(other)
+        if pair not in self._overlaps:
+            self._overlaps[pair] = True
+            self._overlaps[pair] = self._compare(one, other)
+        return self._overlaps[pair]
+
+    def _compare(self, one: Any, other: Any) -> bool:
         if not isinstance(one, dict) or not isinstance(other, dict):
             return True
         values = _values_of(one), _values_of(other)
@@ -247,8 +271,10 @@ class _Checker:
 
 
 def _check_type(schema: dict[str, Any], where: str) -> None:
-    types = schema.get("type", [])
-    for one in types if isinstance(types, list) else [types]:
+    types = schema.get("type")
+    if types == []:
+        raise _fault(f"{where}/type", "it names no type", f"use {', '.join(_TYPES)}")
+    for one in types if isinstance(types, list) else [types] if "type" in schema else []:
         if one not in _TYPES:
             raise _fault(
                 f"{where}/type", f"there is no type {_shown(one)}", f"use {', '.join(_TYPES)}"
@@ -278,6 +304,8 @@ def _check_string(schema: dict[str, Any], where: str) -> None:
         # The compiler's own form of lengths lets control characters into the string.
         low, high = schema.pop("minLength", 0), schema.pop("maxLength", "")
         schema["pattern"] = f"^{_CHARACTER}{{{low},{high}}}$"
+    if "pattern" in schema:
+        schema["pattern"] = with_safe_repeats(schema["pattern"])
     if "pattern" in schema or schema.get("format") not in _FORMATS:
         schema.pop("format", None)
 
@@ -312,42 +340,6 @@ def _check_values(schema: dict[str, Any], where: str) -> None:
             raise _fault(
                 where, f"{_shown(value)} is not of the type that `type` says", "leave one out"
             )
-
-
-def check_regex(pattern: str, name: str) -> None:
-    """Refuse what would silently mean something else: anchors inside, and unknown escapes.
-
-    Raises:
-        RequestError: with the place, counted from 1.
-    """
-    depth, in_class, last = 0, False, len(pattern) - 1
-    place = 0
-    while place <= last:
-        character = pattern[place]
-        if character == "\\":
-            place += 1
-            escaped = pattern[place : place + 1]
-            known = escaped in _ESCAPES and (escaped not in "ux" or _CODE.match(pattern, place))
-            if escaped.isalpha() and escaped.isascii() and not known:
-                raise RequestError(
-                    f"{name} has the escape \\{escaped} at character {place}, which is not "
-                    "supported. hint: write the characters themselves"
-                )
-        elif in_class:
-            in_class = character != "]"
-        elif character == "[":
-            in_class = True
-        else:
-            depth += (character == "(") - (character == ")")
-            before, after = pattern[:place][-1:], pattern[place + 1 : place + 2]
-            begins = place == 0 or (depth == 0 and before == "|")
-            ends = place == last or (depth == 0 and after == "|")
-            if (character == "^" and not begins) or (character == "$" and not ends):
-                raise RequestError(
-                    f"{name} has {character} at character {place + 1}, where it cannot match. "
-                    "hint: all of the text must match anyway; leave it out"
-                )
-        place += 1
 
 
 def _values_of(schema: dict[str, Any]) -> list[Any] | None:

@@ -13,10 +13,10 @@ structure is asked for. This file must not know rows, steps or logits.
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -26,7 +26,10 @@ from typing import Any
 import numpy as np
 
 from paceline.arrays import Int32Array
-from paceline.engine.json_schema import check_regex, check_schema
+from paceline.engine.json_schema import check_schema
+from paceline.engine.regex_check import check_regex, has_long_repeat, with_safe_repeats
+from paceline.engine.structured_trial import MASK_SECONDS, too_slow, try_out
+from paceline.engine.structured_vocabulary import Vocabulary, make_vocabulary
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams, StructuredOutputsParams
@@ -38,6 +41,7 @@ COMPILE_SECONDS = 30.0
 CACHE_BYTES = 512 << 20  # compiled grammars that are kept; a schema takes 20 MiB at 152,000 ids
 _MAX_BYTES = CACHE_BYTES // 4  # of one
 _THREADS = 2  # compiling at a time
+_MAX_LATE = 4  # compilations that go on although their time is over: they cannot be stopped
 _ANYTHING = np.int32(-1)  # a word of a mask that allows all ids
 _NAMES = {
     "json": "the JSON schema",
@@ -47,20 +51,12 @@ _NAMES = {
     "json_object": "`json_object`",
 }
 
-# First bytes of characters after which UTF-8 allows only some of 0x80 to 0xBF. The compiler's
-# classes know it of none or not all of them.
-_SECOND_BYTES = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}
+_WRONG_MASK = (
+    "the text has left the form that `structured_outputs` asks for, as a mask of the compiler was "
+    "wrong. hint: write long repetitions as repetitions of short ones"
+)
 
 _Key = tuple[str, str, bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What a model's token ids add to a text."""
-
-    texts: list[bytes]  # nothing for special ids, which never come inside, and for gaps
-    # For each of ``_SECOND_BYTES``, a mask of the ids that may follow it.
-    after: dict[int, Int32Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +67,15 @@ class Compiled:
     new_matcher: Any  # its GrammarMatcher class
     vocabulary: Vocabulary
     num_bytes: int
+
+
+@dataclass(slots=True)
+class _Job:
+    """A thread that compiles."""
+
+    holds_slot: bool = False
+    is_late: bool = False  # its slot was given to others
+    is_over: bool = False
 
 
 class StructuredOutputs:
@@ -95,6 +100,7 @@ class StructuredOutputs:
         self._lock = threading.Lock()  # of the cache
         self._loading = threading.Lock()
         self._slots = threading.Semaphore(_THREADS)
+        self._late = 0  # compilations whose requests were told that they took too long
         self._cache: OrderedDict[_Key, Future[Compiled]] = OrderedDict()
         # xgrammar, its compiler, and the vocabulary it was made for
         self._backend: tuple[Any, Any, Vocabulary] | None = None
@@ -113,6 +119,12 @@ class StructuredOutputs:
             if future is not None:
                 self._cache.move_to_end(key)
                 return future
+            if self._late >= _MAX_LATE:
+                raise RequestError(
+                    f"{self._late} structured outputs that took more than {self._seconds:g} s are "
+                    "still being compiled, and new ones have to wait until one of them is done. "
+                    "hint: try again later"
+                )
             future = self._cache[key] = Future()
         threading.Thread(
             target=self._run, args=(key, future), name="paceline-grammar", daemon=True
@@ -146,30 +158,49 @@ class StructuredOutputs:
     # ---- compilation, in its own threads ---------------------------------------------------------
 
     def _run(self, key: _Key, future: Future[Compiled]) -> None:
-        name = _NAMES[key[0]]
-        late = RequestError(
-            f"{name} was not compiled within {self._seconds:g} s. hint: make it smaller, with "
-            "fewer nested repetitions"
-        )
-        timer = threading.Timer(self._seconds, self._settle, (key, future, late))
+        job = _Job()
+        timer = threading.Timer(self._seconds, self._give_up, (key, future, job))
         timer.daemon = True
         timer.start()
         outcome: Compiled | RequestError
         try:
-            with self._slots:
-                if future.done():
-                    return
-                outcome = self._compile(key)
+            self._slots.acquire()
+            job.holds_slot = True
+            if future.done():
+                return
+            outcome = self._compile(key)
         except RequestError as error:
             outcome = error
         except Exception as error:  # xgrammar raises RuntimeError for most, but promises nothing
             outcome = RequestError(
-                f"{name} cannot be used: {_reason(error)}. hint: see docs/structured.md for what "
-                "is supported"
+                f"{_NAMES[key[0]]} cannot be used: {_reason(error)}. hint: see docs/structured.md "
+                "for what is supported"
             )
         finally:
             timer.cancel()
+            self._end(job)
         self._settle(key, future, outcome)
+
+    def _give_up(self, key: _Key, future: Future[Compiled], job: _Job) -> None:
+        """Answer for a compilation that goes on: others need not wait for it."""
+        late = RequestError(
+            f"{_NAMES[key[0]]} was not compiled within {self._seconds:g} s. hint: make it smaller, "
+            "with fewer nested repetitions"
+        )
+        with self._lock:
+            if job.holds_slot and not job.is_late and not job.is_over:
+                job.is_late = True
+                self._late += 1
+                self._slots.release()
+        self._settle(key, future, late)
+
+    def _end(self, job: _Job) -> None:
+        with self._lock:
+            job.is_over = True
+            if job.is_late:
+                self._late -= 1
+            elif job.holds_slot:
+                self._slots.release()
 
     def _settle(
         self, key: _Key, future: Future[Compiled], outcome: Compiled | RequestError
@@ -207,6 +238,8 @@ class StructuredOutputs:
             check_regex(text, _NAMES[kind])
         if kind in ("regex", "grammar"):
             _check_nesting(text, _NAMES[kind])
+        if kind == "regex":
+            text = with_safe_repeats(text)
         xgrammar, compiler, vocabulary = self._load()
         if kind == "regex":
             grammar = compiler.compile_regex(text)
@@ -224,12 +257,9 @@ class StructuredOutputs:
             )
         compiled = Compiled(grammar, xgrammar.GrammarMatcher, vocabulary, num_bytes)
         ends = self._stop_token_ids or {0}
-        words = np.zeros((1, -(-self._vocab_size // 32)), np.int32)
-        if SequenceGrammar(compiled, ends, ends, 0).fill(np.zeros(0, np.int32), words) < 0:
-            raise RequestError(
-                f"{_NAMES[kind]} allows no text that this model's tokenizer can spell. hint: look "
-                "for a rule that only refers to itself, or for characters it does not know"
-            )
+        grammar = SequenceGrammar(compiled, ends, ends, 0)
+        compare = kind in ("regex", "grammar", "json") and has_long_repeat(text)
+        try_out(grammar, _NAMES[kind], self._vocab_size, ends, compare=compare)
         return compiled
 
     def _load(self) -> tuple[Any, Any, Vocabulary]:
@@ -246,7 +276,7 @@ class StructuredOutputs:
         except ImportError as error:
             raise RequestError(
                 "structured outputs need the package xgrammar, which is not installed. hint: "
-                'pip install "paceline[serve]"'
+                'run `pip install -e ".[serve]"` in your clone of Paceline'
             ) from error
         vocabulary = make_vocabulary(self._tokenizer, self._vocab_size)
         info = xgrammar.TokenizerInfo(
@@ -276,7 +306,7 @@ class SequenceGrammar:
         "_matcher",
         "_min_tokens",
         "_stops",
-        "_stuck",
+        "fault",
         "num_tokens",
     )
 
@@ -288,7 +318,7 @@ class SequenceGrammar:
         self._stops = np.array(sorted(stops), np.int64)
         self._min_tokens = min_tokens
         self._matcher: Any = None
-        self._stuck = False  # a token came that the grammar has no place for
+        self.fault: str | None = None  # see ``TokenGrammar``
         self._last: int | None = None  # the token that came last
         self.num_tokens = 0
 
@@ -296,15 +326,17 @@ class SequenceGrammar:
         """See ``TokenGrammar``."""
         matcher = self._matcher_now()
         for token in token_ids.tolist():
-            self._stuck = self._stuck or not matcher.accept_token(token)
+            if self.fault is None and not matcher.accept_token(token):
+                self.fault = _WRONG_MASK
             self._last = token
         self.num_tokens += len(token_ids)
 
     def fill(self, drafts: Int32Array, words: Int32Array) -> int:
         """See ``TokenGrammar``."""
-        if self._stuck:
+        if self.fault is not None:
             return -1
         matcher, count = self._matcher_now(), len(drafts)
+        start = time.thread_time()
         if count:
             nodes = np.arange(count + 1, dtype=np.int64)
             following = np.where(nodes < count, nodes + 1, -1)
@@ -312,7 +344,19 @@ class SequenceGrammar:
             matcher.traverse_draft_tree(following, np.full_like(nodes, -1), tokens, words)
         else:
             matcher.fill_next_token_bitmask(words, 0)
+        seconds = (time.thread_time() - start) / (count + 1)
+        if seconds > MASK_SECONDS:
+            self.fault = too_slow("the structure", seconds)
+            return -1
         return self._judge(drafts, words)
+
+    def takes(self, token_id: int) -> bool:
+        """See ``Tried``."""
+        matcher = self._matcher_now()
+        if not matcher.accept_token(token_id):
+            return False
+        matcher.rollback(1)
+        return True
 
     def _judge(self, drafts: Int32Array, words: Int32Array) -> int:
         """How many drafts may be verified; completes the masks up to there."""
@@ -353,63 +397,6 @@ class SequenceGrammar:
         return self._matcher
 
 
-def make_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
-    """The first ``vocab_size`` ids; those that the tokenizer does not know are gaps.
-
-    Raises:
-        RequestError: the tokenizer's texts are no sum of its tokens' bytes.
-    """
-    known = token_texts(tokenizer)[:vocab_size]
-    texts = [b"" if _breaks_utf8(text) else text for text in known]
-    texts += [b""] * (vocab_size - len(texts))
-    first = np.array([text[0] if text else 0 for text in texts], np.uint8)
-    after = {}
-    for lead, (low, high) in _SECOND_BYTES.items():
-        bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
-        bits[:vocab_size] = (first >= low) & (first <= high)
-        after[lead] = np.packbits(bits, bitorder="little").view(np.int32)
-    return Vocabulary(texts, after)
-
-
-def _breaks_utf8(text: bytes) -> bool:
-    """Whether a token holds a byte that may not follow the one before it."""
-    if text.isascii():
-        return False
-    for lead, second in itertools.pairwise(text):
-        low, high = _SECOND_BYTES.get(lead, (0, 255))
-        if not low <= second <= high:
-            return True
-    return False
-
-
-def token_texts(tokenizer: Tokenizer) -> list[bytes]:
-    """What each token id adds to the text; nothing for special ones and for gaps.
-
-    Raises:
-        RequestError: the tokenizer's texts are no sum of its tokens' bytes.
-    """
-    size = tokenizer.vocab_size
-    if tokenizer.is_byte_level:
-        known = tokenizer.token_bytes(skip_special_tokens=True)
-        return [known[i] for i in range(size)]
-    if not tokenizer.has_byte_fallback:
-        raise RequestError(
-            "structured outputs need a byte-level or byte-fallback tokenizer, and the one of "
-            f"{tokenizer.path.name} is neither. hint: use another model for this"
-        )
-    return [_piece_bytes(tokenizer, i) for i in range(size)]
-
-
-def _piece_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """Bytes of a token of a SentencePiece-style vocabulary."""
-    text = tokenizer.token_text(token_id, skip_special_tokens=True) or ""
-    if tokenizer.is_byte_token(token_id):
-        return bytes([int(text[3:5], 16)])
-    if token_id not in tokenizer.added_token_ids:
-        text = text.replace("▁", " ")
-    return text.encode()
-
-
 def _text_of(params: StructuredOutputsParams) -> str:
     """What a structure is compiled from."""
     if params.choice is not None:
@@ -433,10 +420,10 @@ def _check_nesting(text: str, name: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """xgrammar's own words without its time, file and condition."""
+    """xgrammar's own words without its times, files and condition."""
     words = str(error)
     if isinstance(error, UnicodeDecodeError):  # its words name half a character of the grammar
         words = error.object.decode(errors="replace")
-    text = re.sub(r"^\[[\d:]+\] \S+?:\d+: ", "", words.strip())
+    text = re.sub(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ", "", words.strip())
     text = re.sub(r"^Check failed: .*? is false: ", "", text).partition("\n")[0]
     return text.rstrip(". \n") or type(error).__name__

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from paceline.engine.chat import ChatTemplates
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+_LONG_TEXT = 1 << 16  # characters
+_MOST_SHORTENING = 4  # bytes that composing characters (NFC) may make one of
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -130,27 +132,62 @@ class Tokenizer:
 
     # --- text to ids
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, *, limit: int | None = None
+    ) -> list[int]:
         """Token ids of ``text``; special tokens written in it are recognised.
 
         add_special_tokens: also what the tokenizer itself puts around a text, such as a BOS token.
+        limit: tokens that are of use; a text that must have more is refused unread.
 
         Raises:
-            RequestError: ``text`` is no string, or not encodable as UTF-8.
+            RequestError: ``text`` is no string, not encodable as UTF-8, too long, or more than the
+                tokenizer can take.
         """
-        _check_text(text)
+        self._check_text(text, limit)
+        if len(text) > _LONG_TEXT:
+            return self._encode_many([text], add_special_tokens)[0]
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_batch(
-        self, texts: Sequence[str], add_special_tokens: bool = True
+        self, texts: Sequence[str], add_special_tokens: bool = True, *, limit: int | None = None
     ) -> list[list[int]]:
         """``encode`` of many texts, in parallel where the machine has the cores."""
         for text in texts:
-            _check_text(text)
-        encodings = self.backend.encode_batch_fast(
-            list(texts), add_special_tokens=add_special_tokens
-        )
+            self._check_text(text, limit)
+        return self._encode_many(list(texts), add_special_tokens)
+
+    def _encode_many(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        """Without the places of tokens in the text, which take a hundred bytes each."""
+        try:
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # the library's, and no Exception
+                raise
+            longest = max(map(len, texts))
+            raise RequestError(
+                f"the tokenizer gave up on a text of {longest} characters. hint: send less, without"
+                " millions of equal characters in a row"
+            ) from None
         return [encoding.ids for encoding in encodings]
+
+    def _check_text(self, text: object, limit: int | None) -> None:
+        _check_text(text)
+        if limit is None or not isinstance(text, str) or len(text) <= _LONG_TEXT:
+            return
+        least = len(text.encode()) // self._most_bytes_of_a_token
+        if least > limit:
+            raise RequestError(
+                f"the prompt text has {len(text)} characters, so at least {least} tokens, but the "
+                f"context holds {limit}. hint: send less"
+            )
+
+    @cached_property
+    def _most_bytes_of_a_token(self) -> int:
+        """Of a text before normalization, which may shorten it."""
+        texts = self.backend.get_vocab(with_added_tokens=True)
+        longest = max(len(text.encode()) for text in texts)
+        return longest * (1 if self.backend.normalizer is None else _MOST_SHORTENING)
 
     # --- ids to text
 

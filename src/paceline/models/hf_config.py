@@ -16,6 +16,7 @@ from paceline.config import ModelArch
 from paceline.errors import ConfigError
 from paceline.models.family import Family
 from paceline.models.registry import ARCHITECTURES, FAMILIES
+from paceline.models.weights import refuse_gguf
 
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
@@ -35,6 +36,7 @@ def read_hf_config(path: str | Path) -> ModelArch:
             f"`{directory}` is not a directory. hint: give a model directory or hub id"
         )
     if not file.is_file():
+        refuse_gguf(directory)
         raise ConfigError(
             f"`{directory}` has no config.json. hint: a model directory holds config.json and "
             f"*.safetensors files in Hugging Face layout"

@@ -152,6 +152,7 @@ def _read_files(directory: Path) -> dict[Path, dict[str, WeightInfo]]:
             f"run code when opened and are never loaded. hint: convert them to safetensors "
             f"(load in transformers, then save_pretrained), or use a repository that has them"
         )
+    refuse_gguf(directory)
     others = sorted(file.name for file in directory.glob("*.safetensors"))
     if others:
         raise ConfigError(
@@ -162,6 +163,17 @@ def _read_files(directory: Path) -> dict[Path, dict[str, WeightInfo]]:
         f"`{directory}` has no weights: neither {_SINGLE} nor {_INDEX}. "
         f"hint: download the model's *.safetensors files"
     )
+
+
+def refuse_gguf(directory: Path) -> None:
+    """Raise ConfigError if ``directory``, in which no other weights were found, has GGUF files."""
+    found = sorted(file.name for file in directory.glob("*.gguf"))
+    if found:
+        raise ConfigError(
+            f"`{directory}` has its weights as GGUF ({_some(found)}), and GGUF is not supported. "
+            "hint: give the model that they were made from: a directory or hub id with config.json "
+            "and *.safetensors files in float32, bfloat16 or float16"
+        )
 
 
 def _read_shards(directory: Path, index: Path) -> dict[Path, dict[str, WeightInfo]]:

@@ -26,6 +26,7 @@ from paceline.server.protocol import (
     DetokenizeRequest,
     SamplingFields,
     TokenizeRequest,
+    shown,
 )
 from paceline.server.reasoning import begins_inside
 from paceline.server.structured import structured_outputs
@@ -98,7 +99,9 @@ def chat_to_engine(body: ChatCompletionRequest, context: ServingContext) -> Engi
     ids = _attributed(
         "messages",
         type(body),
-        lambda: context.tokenizer.encode(prompt, add_special_tokens=bool(body.add_special_tokens)),
+        lambda: context.tokenizer.encode(
+            prompt, bool(body.add_special_tokens), limit=context.max_model_len
+        ),
     )
     if body.top_logprobs is not None and not body.logprobs:
         raise APIError(
@@ -121,10 +124,6 @@ def chat_to_engine(body: ChatCompletionRequest, context: ServingContext) -> Engi
 
 def completion_to_engine(body: CompletionRequest, context: ServingContext) -> list[EngineRequest]:
     """A text completion's prompts as requests, in order. Raises APIError."""
-    if body.best_of is not None and body.best_of > 1:
-        raise APIError(
-            400, "`best_of` above 1 is not supported. hint: use `n` and choose", param="best_of"
-        )
     prompts = _prompts(body, context)
     echo_only = bool(body.echo) and body.max_tokens == 0
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -238,7 +237,9 @@ def _prompts(body: CompletionRequest, context: ServingContext) -> list[list[int]
     else:
         special = body.add_special_tokens is not False
         prompts = _attributed(
-            "prompt", type(body), lambda: context.tokenizer.encode_batch(texts, special)
+            "prompt",
+            type(body),
+            lambda: context.tokenizer.encode_batch(texts, special, limit=context.max_model_len),
         )
     if not all(prompts):
         raise APIError(
@@ -314,6 +315,14 @@ def _sampling(
             "`stream_options` is set, but `stream` is not true. hint: set it, or leave the options "
             "out",
             param="stream_options",
+        )
+    n = 1 if body.n is None else body.n
+    if body.best_of not in (None, n):
+        raise APIError(
+            400,
+            f"`best_of` must equal `n`, which is {shown(n)}, got {shown(body.best_of)}. hint: use "
+            "`n` and choose among the outputs",
+            param="best_of",
         )
     values = {"max_tokens": None, **context.default_sampling}
     for name in _SAMPLING_NAMES:

@@ -10,7 +10,6 @@ delta; a step that fails ends the requests it held with one, and the engine goes
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import shutil
@@ -31,6 +30,7 @@ from paceline.errors import EngineError, PacelineError, RequestError
 from paceline.log import configure_logging
 from paceline.outputs import CompletionOutput, Logprob
 from paceline.request import Request, Sequence
+from paceline.server.memory import give_back_memory
 from paceline.server.messages import (
     Abort,
     AddRequest,
@@ -223,7 +223,7 @@ class EngineLoop:
         self._last_stats = now
         if self._holds_freed_memory and not (went_idle or self.engine.core.has_work):
             self._holds_freed_memory = False  # idle for a second: nobody waits for this
-            _give_back_memory()
+            give_back_memory()
         scheduler = self.engine.core.scheduler
         stats, pool = scheduler.stats, scheduler.kv.pool
         self._channel.send(
@@ -281,20 +281,10 @@ def _error_delta(request_id: str, message: str, status: int) -> Delta:
         prompt_logprobs=None,
         speculative=None,
         times=None,
-        error=message,
+        # A message may quote half a surrogate pair, which is no UTF-8 and could not be sent.
+        error=message.encode(errors="backslashreplace").decode(),
         error_status=status,
     )
-
-
-def _give_back_memory() -> None:
-    """Let the system have what is freed.
-
-    Batches of many sizes leave the C library's heap in pieces, which it keeps: some 400 MB after
-    1,800 requests to a tiny model.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    if trim is not None:
-        trim(0)
 
 
 # ---- the process ---------------------------------------------------------------------------------

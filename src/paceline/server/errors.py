@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from typing import Any
 
 from paceline.errors import CapacityError, ConfigError, EngineError, PacelineError, RequestError
@@ -24,6 +25,7 @@ _TYPES = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     503: "service_unavailable",
 }
 
@@ -76,6 +78,15 @@ class APIError(PacelineError):
         return headers
 
 
+# Fields that the engine's own messages begin with.
+_FIELD = re.compile(r"`?(logit_bias|stop_token_ids|logprobs|prompt_logprobs)\b")
+
+
+def _field_of(message: str) -> str | None:
+    named = _FIELD.match(message)
+    return None if named is None else named[1]
+
+
 def unavailable(message: str, code: str = "engine_unavailable", retry_after: int = 5) -> APIError:
     """503: not now, maybe later."""
     return APIError(503, message, code=code, retry_after=retry_after)
@@ -86,7 +97,7 @@ def as_api_error(error: BaseException) -> APIError:
     if isinstance(error, APIError):
         return error
     if isinstance(error, RequestError | ConfigError | CapacityError):
-        return APIError(400, str(error), param=getattr(error, "param", None))
+        return APIError(400, str(error), param=_field_of(str(error)))
     if isinstance(error, EngineError):
         return APIError(500, str(error), code="engine_error")
     logger.error("a request failed by a fault of the server", exc_info=error)

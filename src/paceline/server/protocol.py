@@ -5,21 +5,22 @@ used (``convert``, ``SamplingParams``, the engine). No tokenizer, no engine, no 
 
 Names are OpenAI's, and vLLM's for what OpenAI has not. A field that is null counts as not sent.
 Accepted, and without any effect here: ``user``, ``store``, ``metadata``, ``service_tier``,
-``safety_identifier``, ``prompt_cache_key``, ``prompt_cache_retention``. Every other unknown field
-is refused, so that no request silently means something else than its sender thinks.
+``safety_identifier``, ``prompt_cache_key``, ``prompt_cache_retention``. Fields of OpenAI's and
+vLLM's that this server lacks are accepted at the values that ask for nothing. Every other unknown
+field is refused, so that no request silently means something else than its sender thinks.
 
     body = parse_body(ChatCompletionRequest, b'{"messages": [{"role": "user", "content": "Hi"}]}')
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
 
+from paceline.no_effect import NoEffect, closest
 from paceline.server.errors import APIError
 
 _WITHOUT_EFFECT = (
@@ -31,27 +32,59 @@ _WITHOUT_EFFECT = (
     "store",
     "user",
 )
-# Fields of OpenAI's or vLLM's that this server refuses, with the way out.
-_REFUSED = {
-    "allowed_token_ids": "use `logit_bias` or `structured_outputs`",
-    "audio": "this server takes and gives text only",
-    "bad_words": "use `logit_bias`",
-    "chat_template": "start the server with `--chat-template`",
-    "documents": "put them into the messages",
-    "function_call": "use `tool_choice`",
-    "functions": "use `tools`",
-    "guided_decoding_backend": "leave it out; there is one backend",
-    "guided_whitespace_pattern": "leave it out",
-    "length_penalty": "leave it out; there is no beam search",
-    "modalities": "leave it out; this server gives text",
-    "mm_processor_kwargs": "this server takes text only",
-    "prediction": "predicted outputs are not there yet; leave it out",
-    "priority": "leave it out; requests are served in the order in which they come",
-    "suffix": "write the prompt in the model's own fill-in-the-middle form",
-    "truncate_prompt_tokens": "shorten the prompt yourself",
-    "use_beam_search": "use `n` with a `temperature` above 0",
-    "verbosity": "say in the messages how long the answer should be",
-    "web_search_options": "offer a search of your own among the `tools`",
+_TEXT_ONLY = "this server takes and gives text only"
+_NO_BEAMS = "there is no beam search"
+_SAMPLE = "use `n` with a `temperature` above 0"
+_BIAS = "use `logit_bias` or `structured_outputs`"
+
+# Fields of OpenAI's or vLLM's that change nothing at these values, beside null; others are refused.
+_NO_EFFECT: dict[str, NoEffect] = {
+    "allowed_token_ids": NoEffect((), "tokens cannot be limited to a list", _BIAS),
+    "audio": NoEffect((), _TEXT_ONLY),
+    "bad_words": NoEffect(([],), "words cannot be forbidden", _BIAS),
+    "cache_salt": NoEffect(
+        (), "all share the prefix cache", "start the server with `--no-enable-prefix-caching`"
+    ),
+    "chat_template": NoEffect(
+        (), "templates are programs", "start the server with `--chat-template`"
+    ),
+    "detokenize": NoEffect((True,), "answers have their text"),
+    "documents": NoEffect(([],), "there is no retrieval", "put them into the messages"),
+    "early_stopping": NoEffect((False,), _NO_BEAMS, _SAMPLE),
+    "echo": NoEffect((False,), "a chat has no text to repeat", "ask `/v1/completions`"),
+    "function_call": NoEffect((), "OpenAI has replaced it", "use `tool_choice`"),
+    "functions": NoEffect((), "OpenAI has replaced it", "use `tools`"),
+    "guided_decoding_backend": NoEffect((), "there is one backend"),
+    "guided_whitespace_pattern": NoEffect((), "whitespace is free or absent"),
+    "include_reasoning": NoEffect(
+        (True,), "reasoning is part of the answer", "read `content` and leave the rest"
+    ),
+    "kv_transfer_params": NoEffect(({},), "the KV cache stays in one engine"),
+    "length_penalty": NoEffect((1.0,), _NO_BEAMS, _SAMPLE),
+    "logits_processors": NoEffect(([],), "no code of clients is run", _BIAS),
+    "mm_processor_kwargs": NoEffect(({},), _TEXT_ONLY),
+    "modalities": NoEffect((["text"],), _TEXT_ONLY),
+    "prediction": NoEffect((), "predicted outputs are not there yet"),
+    "priority": NoEffect((0,), "requests are served in the order in which they come"),
+    "request_id": NoEffect((), "the server numbers requests itself"),
+    "return_token_ids": NoEffect((False,), "answers have no token ids", "use `/tokenize`"),
+    "return_tokens_as_token_ids": NoEffect((False,), "logprobs have tokens as text"),
+    "spaces_between_special_tokens": NoEffect(
+        (True,), "text is written as the model's tokenizer writes it"
+    ),
+    "suffix": NoEffect(
+        ("",), "models differ in it", "write the prompt in the model's own fill-in-the-middle form"
+    ),
+    "thinking_token_budget": NoEffect((), "reasoning has no budget", "use `max_tokens`"),
+    "truncate_prompt_tokens": NoEffect((), "no prompt is cut", "shorten the prompt yourself"),
+    "use_beam_search": NoEffect((False,), _NO_BEAMS, _SAMPLE),
+    "verbosity": NoEffect(
+        ("medium",), "models know no such setting", "say in the messages how long to answer"
+    ),
+    "vllm_xargs": NoEffect(({},), "nothing reads them"),
+    "web_search_options": NoEffect(
+        (), "nothing searches", "offer a search of your own among the `tools`"
+    ),
 }
 # What a field must be, where pydantic's own words would not say it.
 _FORMS = {
@@ -139,6 +172,7 @@ class SamplingFields(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
+    best_of: int | None = Field(None, description="must equal `n`")
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -210,7 +244,6 @@ class CompletionRequest(SamplingFields):
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool | None = None
     logprobs: int | None = None
-    best_of: int | None = None
 
 
 class TokenizeRequest(Body):
@@ -245,9 +278,10 @@ def parse_body(kind: type[BodyT], data: bytes | bytearray | str) -> BodyT:
         return kind.model_validate_json(data)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False)
-    if any(_is_unknown(f) and f["input"] is None and len(f["loc"]) == 1 for f in faults):
+    unused = {f["loc"][0] for f in faults if _changes_nothing(f)}
+    if unused:
         sent = from_json(data)
-        return parse_body(kind, to_json({k: v for k, v in sent.items() if v is not None}))
+        return parse_body(kind, to_json({k: v for k, v in sent.items() if k not in unused}))
     raise _as_api_error(kind, faults)
 
 
@@ -262,7 +296,7 @@ def _as_api_error(kind: type[Body], faults: list[ErrorDetails]) -> APIError:
         return APIError(400, "the body must be a JSON object")
     param = _path(where)
     if _is_unknown(fault):
-        return _unknown(kind, where, fault["input"])
+        return _unknown(kind, where)
     if reason == "missing":
         return APIError(400, f"`{param}` is missing", param=param)
     field = str(where[0])
@@ -282,21 +316,29 @@ def _is_unknown(fault: ErrorDetails) -> bool:
     return fault["type"] == "extra_forbidden"
 
 
-def _unknown(kind: type[Body], where: tuple[int | str, ...], value: object) -> APIError:
+def _changes_nothing(fault: ErrorDetails) -> bool:
+    """Whether the fault is a field that this body lacks, with a value that asks for nothing."""
+    if not _is_unknown(fault) or len(fault["loc"]) != 1:
+        return False
+    entry = _NO_EFFECT.get(str(fault["loc"][0]))
+    return fault["input"] is None or (entry is not None and entry.takes(fault["input"]))
+
+
+def _unknown(kind: type[Body], where: tuple[int | str, ...]) -> APIError:
     """What to say of a field that the body does not have."""
     name, param = str(where[-1]), _path(where)
     if len(where) > 1:
         return APIError(400, f"unknown field `{param}`. hint: leave it out", param=param)
-    if name in _REFUSED:
+    if name in _NO_EFFECT:
+        entry = _NO_EFFECT[name]
         return APIError(
             400,
-            f"`{name}` is not supported. hint: {_REFUSED[name]}",
+            f"`{name}` is not supported: {entry.why}. hint: {entry.hint or 'leave it out'}",
             param=name,
             code="unsupported",
         )
-    known = [n for n in kind.model_fields if n not in _WITHOUT_EFFECT]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean `{close[0]}`?" if close else "leave it out"
+    close = closest(name, [n for n in kind.model_fields if n not in _WITHOUT_EFFECT])
+    hint = f"did you mean `{close}`?" if close else "leave it out"
     return APIError(400, f"unknown field `{param}`. hint: {hint}", param=name, code="unknown_field")
 
 

@@ -32,6 +32,7 @@ from paceline.server.delta_stream import DeltaStream
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import APIError
 from paceline.server.limits import check_room, read_body
+from paceline.server.memory import give_back_memory
 from paceline.server.messages import AddRequest
 from paceline.server.metrics import Metrics
 from paceline.server.observer import Observer
@@ -53,6 +54,7 @@ T = TypeVar("T")
 # Bodies above this are read and tokenised in a thread, so that a long prompt does not hold up the
 # streams of others; below it the hop costs more than the work.
 _LONG_BODY = 32 * 1024
+_HUGE_BODY = 1 << 20  # what reading it took is given back to the system
 
 
 @dataclass
@@ -116,7 +118,11 @@ class Api:
         self._check_room(1)
         data = await read_body(request, self.settings.max_body_size)
         if len(data) > _LONG_BODY:
-            return await asyncio.to_thread(prepare, data)
+            try:
+                return await asyncio.to_thread(prepare, data)
+            finally:
+                if len(data) > _HUGE_BODY:
+                    give_back_memory()
         return prepare(data)
 
     def _submit(

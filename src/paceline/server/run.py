@@ -27,6 +27,7 @@ from paceline.server.app import make_app
 from paceline.server.convert import ServingContext
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import unavailable
+from paceline.server.http_protocol import LimitedHttpProtocol
 from paceline.server.messages import Ready
 from paceline.server.metrics import Metrics
 from paceline.server.observer import Observer
@@ -151,6 +152,7 @@ class Serving:
         _configure_http_logging(settings.access_log)
         http_config = uvicorn.Config(
             make_app(api, keys),
+            http=LimitedHttpProtocol,
             access_log=settings.access_log,
             log_config=None,
             server_header=False,
@@ -211,11 +213,16 @@ class Serving:
         seconds = self._settings.shutdown_timeout
         if self.api is not None:
             self.api.draining = True
-        logger.info(
-            "shutting down: %d outputs in flight have %g s to finish; a second signal ends them",
-            self.client.num_in_flight,
-            seconds,
-        )
+        count = self.client.num_in_flight
+        if count:
+            logger.info(
+                "shutting down: %d outputs in flight have %g s to finish; a second signal ends "
+                "them",
+                count,
+                seconds,
+            )
+        else:
+            logger.info("shutting down: nothing is running")
         http.should_exit = True
         asyncio.get_running_loop().call_later(seconds, self._end_requests)
 

@@ -42,10 +42,14 @@ class ServerSettings:
         None, "Jinja template for chats: a file, or the name of one of the model's"
     )
     tool_call_parser: str | None = _setting(
-        None, "how the model writes tool calls (default: as its chat template asks)"
+        None,
+        "how the model writes tool calls: hermes or llama3_json (default: as its chat template "
+        "asks)",
     )
     enable_auto_tool_choice: bool = _setting(False, "let the model decide whether to call tools")
-    reasoning_parser: str | None = _setting(None, "how the model marks its reasoning")
+    reasoning_parser: str | None = _setting(
+        None, "how the model marks its reasoning: deepseek_r1 or qwen3"
+    )
     per_request_spec_decode_metrics: str = _setting(
         "none", "what responses say of drafts", SPEC_DECODE_METRICS
     )

@@ -82,6 +82,14 @@ def _functions(body: ChatCompletionRequest) -> dict[str, FunctionDefinition]:
                 f"`tools` has two functions named {name!r}. hint: give each its own name",
                 param=f"tools[{place}].function.name",
             )
+        kind = (tool.function.parameters or {}).get("type", "object")
+        if kind != "object":
+            raise APIError(
+                400,
+                f"the `parameters` of the function {name!r} have the type {kind!r}, but arguments "
+                "are an object",
+                param=f"tools[{place}].function.parameters",
+            )
         functions[name] = tool.function
     return functions
 

@@ -23,7 +23,7 @@ from paceline.worker.device_rows import DeviceRows
 from paceline.worker.kv_cache import copy_blocks
 from paceline.worker.model_runner import NONFINITE, PROMPT_LOGITS_ROWS
 from paceline.worker.prefill import PrefillPass
-from paceline.worker.row_grammars import DEAD_END, RowGrammars
+from paceline.worker.row_grammars import RowGrammars
 from paceline.worker.split_decode import IN_RESULTS, SplitDecode
 from paceline.worker.swap import HostBlocks
 from paceline.worker.transfer import Download, upload
@@ -184,7 +184,9 @@ class DeviceRunner:
 
     def _fail(self, rows: list[int], launched: _Launched) -> None:
         """Report rows whose grammar leaves no way to go on."""
-        launched.failed += [(row, int(self._generation[row]), DEAD_END) for row in rows]
+        launched.failed += [
+            (row, int(self._generation[row]), self._grammars.fault(row)) for row in rows
+        ]
 
     def _place(self, rows: Int64Array, drafts: Int64Array) -> tuple[Int64Array, int]:
         """Put a batch into the iteration's buffers; its rows in their order there, its bucket."""

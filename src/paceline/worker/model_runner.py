@@ -21,7 +21,7 @@ from paceline.spec.drafter import Drafter
 from paceline.worker.batch import PassInput, build_pass
 from paceline.worker.decode_state import DecodeState
 from paceline.worker.kv_cache import KVCache, copy_blocks
-from paceline.worker.row_grammars import DEAD_END, RowGrammars
+from paceline.worker.row_grammars import RowGrammars
 from paceline.worker.threads import limit_threads
 
 NONFINITE = (
@@ -160,7 +160,8 @@ class ModelRunner:
                 self._masks[row], checked[i] = filled
             else:
                 alive[i] = state.active[row] = False
-                result.failed.append((row, int(state.generation[row]), DEAD_END))
+                fault = self.grammars.fault(row)
+                result.failed.append((row, int(state.generation[row]), fault))
         return alive, checked
 
     def _verify(

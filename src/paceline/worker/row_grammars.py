@@ -64,6 +64,10 @@ class RowGrammars:
         """Output tokens that the row's grammar was told."""
         return self._grammars[row].num_tokens
 
+    def fault(self, row: int) -> str:
+        """Why the row cannot go on, after ``fill`` gave None."""
+        return self._grammars[row].fault or DEAD_END
+
     def fill(
         self, row: int, token_ids: Int32Array, drafts: Int32Array
     ) -> tuple[Int32Array, int] | None:

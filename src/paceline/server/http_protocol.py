@@ -1,0 +1,84 @@
+# mypy: disable-error-code="import-untyped"
+"""uvicorn's HTTP protocol with limits on what comes before a request's body.
+
+Without them, whoever reaches the port holds memory and connections before any key is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from paceline.server.errors import APIError
+
+MAX_HEAD_BYTES = 64 * 1024  # of a request line and headers
+HEAD_TIMEOUT_S = 30.0  # from a connection, or a request's first byte, to the end of its headers
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One connection. Heads that are too long or too slow, or no HTTP, get an error and its end."""
+
+    _head_bytes = 0
+    _in_head = True
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._in_head or self.transport.is_closing():
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            text = f"the request's headers are above {MAX_HEAD_BYTES} bytes. hint: send fewer"
+            self._refuse(APIError(431, text, code="headers_too_large"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._in_head:  # the next request of a connection
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """In place of uvicorn's, which is plain text."""
+        self._refuse(APIError(400, "this is no HTTP request. hint: see the server's /docs"))
+
+    def _expect_head(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        if self._head_bytes:
+            text = f"the headers did not come within {HEAD_TIMEOUT_S:g} s"
+            self._refuse(APIError(408, text, code="header_timeout"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: APIError) -> None:
+        self._stop_timer()
+        headers: dict[str, Any] = {
+            "content-type": "application/json",
+            "content-length": len(error.content),
+            "connection": "close",
+        }
+        lines = [f"HTTP/1.1 {error.status} ", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
+        self.transport.write("\r\n".join(lines).encode() + error.content)
+        self.transport.close()
