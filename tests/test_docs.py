@@ -139,7 +139,9 @@ def test_the_file_tree_names_what_users_look_for() -> None:
     for folder, pattern in (("examples/", "*.*"), ("docs/", "*.md")):
         stems = {path.stem for path in (ROOT / folder).glob(pattern)}
         assert stems <= set(re.findall(r"\w+", said[folder])), folder
-    assert {path.parent.name + "/" for path in ROOT.glob("[a-z]*/*.*")} <= set(said)
+    # Files alone: an editable install leaves the folder src/paceline.egg-info.
+    folders = {path.parent.name + "/" for path in ROOT.glob("[a-z]*/*.*") if path.is_file()}
+    assert folders <= set(said)
 
 
 def test_the_architecture_page_names_every_module_and_no_other() -> None:
