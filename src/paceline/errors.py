@@ -29,5 +29,9 @@ class RequestError(PacelineError, ValueError):
     """A request that cannot be served as asked."""
 
 
+class PromptTooLongError(RequestError):
+    """A prompt that cannot fit into the model's context."""
+
+
 class EngineError(PacelineError, RuntimeError):
     """The engine cannot go on: closed, or its runner failed."""

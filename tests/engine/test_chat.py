@@ -178,6 +178,28 @@ def test_tools_calls_reasoning_and_variables(ours: Tokenizer, theirs: Any) -> No
     assert talk[2]["content"] is None  # the caller's messages are left alone
 
 
+@pytest.mark.parametrize("message", [{}, {"content": None}], ids=["absent", "null"])
+def test_an_answer_of_tool_calls_alone(ours: Tokenizer, message: dict[str, Any]) -> None:
+    """What the server answered must be taken back, whatever the template does with content."""
+
+    def rendered(body: str) -> str:
+        template = "{% for message in messages %}" + body + ";{% endfor %}"
+        answer = {"role": "assistant", **message, "tool_calls": [{"function": {"name": "f"}}]}
+        text = ours.apply_chat_template([USER, answer], chat_template=template, tokenize=False)
+        assert isinstance(text, str)
+        return text.split(";")[1]
+
+    assert rendered("{{ '[' + message['content'] + ']' }}") == "[]"
+    assert rendered("{{ message.content }}") == ""
+    assert rendered("{{ 'content' in message }}") == "False"
+    null = "{{ message['content'] is none }}"
+    assert rendered(null) == str(message == {"content": None})
+    with pytest.raises(RequestError, match="has no attribute 'content'"):
+        ours.apply_chat_template(
+            [{"role": "user"}], chat_template="{{ '[' + messages[0].content }}", tokenize=False
+        )
+
+
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
 @pytest.mark.parametrize("final", ["Once upon", "  Once upon \n", "Once upon Once upon"])
 def test_continuing_the_final_message(

@@ -15,7 +15,7 @@ from text_models import byte_level_backend, sentencepiece_backend, tiny_model, w
 from text_models import tokenizer as small_tokenizer
 
 from paceline.engine.tokenizer import Tokenizer
-from paceline.errors import ConfigError, RequestError
+from paceline.errors import ConfigError, PromptTooLongError, RequestError
 
 TEXTS = [
     "",
@@ -230,7 +230,9 @@ def test_a_text_that_must_be_too_long_is_refused_unread(
         lambda: tokenizer.encode(text, limit=100),
         lambda: tokenizer.encode_batch(["x", text], limit=100),
     ):
-        with pytest.raises(RequestError, match=r"10000000 characters, so at least \d+ tokens, but"):
+        with pytest.raises(
+            PromptTooLongError, match=r"10000000 characters, so at least \d+ tokens, but"
+        ):
             call()
 
 

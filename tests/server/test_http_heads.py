@@ -95,3 +95,41 @@ def test_what_is_no_http_gets_an_error_in_json(raw: socket.socket) -> None:
     status, error = answer(raw)
     assert status == 400
     assert "no HTTP request" in error["message"]
+
+
+def test_a_long_first_line_gets_the_same_answer(raw: socket.socket) -> None:
+    raw.sendall(b"GET /v1/models/" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert answer(raw)[0] == 431
+
+
+@pytest.mark.parametrize("offer", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_an_offer_of_another_protocol_is_passed_over(
+    raw: socket.socket, offer: bytes, pieces: int
+) -> None:
+    """Java's HttpClient offers HTTP/2 unless told not to; twice, as connections are kept."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+    head += b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + offer + b"\r\n"
+    head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+    request = head + BODY
+    size = -(-len(request) // pieces)
+    for _ in range(2):
+        for start in range(0, len(request), size):
+            raw.sendall(request[start : start + size])
+            time.sleep(0.05)
+        data = b""
+        while not data.endswith(b"}}}"):
+            data += raw.recv(65536)
+        assert data.startswith(b"HTTP/1.1 200")
+
+
+def test_an_offer_without_a_body(raw: socket.socket) -> None:
+    raw.sendall(
+        b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    )
+    assert raw.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_tunnels_are_refused(raw: socket.socket) -> None:
+    raw.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nhost: example.org\r\n\r\n")
+    assert answer(raw)[0] == 400

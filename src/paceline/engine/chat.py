@@ -12,6 +12,7 @@ file must not know token ids.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +33,8 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 # Stands where the last message ends when the model is to continue it. The space at its end shows
 # whether the template trims messages.
 _CONTINUE_HERE = "[[the message goes on here]] "
+# A template that tells a message without text from others by this must see it as it was sent.
+_TESTS_FOR_NONE = re.compile(r"content['\"\]]*\s+is\s+(not\s+)?none")
 _OWN_ARGUMENTS = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
 )
@@ -122,8 +125,27 @@ class ChatTemplates:
             "add_generation_prompt": bool(add_generation_prompt),
         }
         source = self.choose(chat_template, has_tools=tools is not None)
+        text = self._render(source, variables)
+        return _cut_final_message(text, final_text) if continue_final_message else text
+
+    def _render(self, source: str, variables: dict[str, Any]) -> str:
+        """Text of a conversation, in which content may be None. Raises RequestError.
+
+        Most templates expect that a message with nothing but tool calls has no content; one that
+        cannot do without is given "".
+        """
+        sent = variables["messages"]
+        silent = any(message.get("content") is None for message in sent)
+        if not silent or not _TESTS_FOR_NONE.search(source):
+            variables |= {"messages": [_without_none(message) for message in sent]}
         try:
-            text = self._compile(source).render(variables)
+            template = self._compile(source)
+            try:
+                return template.render(variables)
+            except (jinja2.UndefinedError, TypeError):
+                if not silent:
+                    raise
+            return template.render(variables | {"messages": [_with_text(one) for one in sent]})
         except jinja2.TemplateSyntaxError as error:
             raise RequestError(
                 f"the chat template has a mistake in line {error.lineno}: "
@@ -141,7 +163,6 @@ class ChatTemplates:
             raise RequestError(
                 f"the chat template failed on these messages: {type(error).__name__}: {error}"
             ) from error
-        return _cut_final_message(text, final_text) if continue_final_message else text
 
     def choose(self, wanted: str | None, *, has_tools: bool) -> str:
         """Source of the template to use. wanted: a template, or the name of one of the model's.
@@ -188,8 +209,8 @@ class ChatTemplates:
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """A deep copy of the conversation as templates expect it.
 
-    Text parts are joined by newlines, entries that are None are left out, arguments of tool calls
-    become objects where a client sent them as JSON text.
+    Text parts are joined by newlines, entries that are None are left out except for a content,
+    arguments of tool calls become objects where a client sent them as JSON text.
 
     Raises:
         RequestError: not a list of dicts with a role, or content that is not text.
@@ -215,9 +236,9 @@ def _check_message(name: str, message: object) -> dict[str, Any]:
     result = {
         key: value if key == "content" else _plain(f"{name}.{key}", value)
         for key, value in message.items()
-        if value is not None
+        if value is not None or key == "content"
     }
-    if "content" in result:
+    if result.get("content") is not None:
         result["content"] = _check_content(f"{name}.content", result["content"])
     for call in _list(result.get("tool_calls")):
         function = call.get("function") if isinstance(call, dict) else None
@@ -227,6 +248,16 @@ def _check_message(name: str, message: object) -> dict[str, Any]:
     if reasoning is not None:
         result = {"thinking": reasoning, **result, "reasoning_content": reasoning}
     return result
+
+
+def _without_none(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    """An answer without text gets an empty one: nobody forgot what it lacks."""
+    silent = message["role"] == "assistant" and message.get("content") is None
+    return _without_none(message) | ({"content": ""} if silent else {})
 
 
 def _check_content(name: str, content: object) -> str:

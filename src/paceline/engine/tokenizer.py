@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import tokenizers
 
-from paceline.errors import ConfigError, RequestError
+from paceline.errors import ConfigError, PromptTooLongError, RequestError
 
 if TYPE_CHECKING:
     from paceline.engine.chat import ChatTemplates
@@ -177,7 +177,7 @@ class Tokenizer:
             return
         least = len(text.encode()) // self._most_bytes_of_a_token
         if least > limit:
-            raise RequestError(
+            raise PromptTooLongError(
                 f"the prompt text has {len(text)} characters, so at least {least} tokens, but the "
                 f"context holds {limit}. hint: send less"
             )

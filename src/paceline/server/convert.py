@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from paceline.engine.tokenizer import Tokenizer
-from paceline.errors import RequestError
+from paceline.errors import PromptTooLongError, RequestError
 from paceline.sampling_params import SamplingParams, StructuredOutputsParams
 from paceline.server.errors import APIError
 from paceline.server.message_parser import MessageForm
@@ -351,4 +351,5 @@ def _client_error(error: RequestError, kind: type[Body], param: str | None = Non
     named = re.search(r"`(\w+)`", str(error))
     if named is not None and named[1] in kind.model_fields:
         param = named[1]
-    return APIError(400, str(error), param=param)
+    code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+    return APIError(400, str(error), param=param, code=code)

@@ -2,6 +2,8 @@
 """uvicorn's HTTP protocol with limits on what comes before a request's body.
 
 Without them, whoever reaches the port holds memory and connections before any key is checked.
+Offers to change the protocol are passed over, as RFC 9110 (7.8) allows: some clients, Java's among
+them, offer HTTP/2 with every first request.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline.server.errors import APIError
@@ -19,6 +22,9 @@ HEAD_TIMEOUT_S = 30.0  # from a connection, or a request's first byte, to the en
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection. Heads that are too long or too slow, or no HTTP, get an error and its end."""
+
+    parser: Any
+    headers: list[tuple[bytes, bytes]]
 
     _head_bytes = 0
     _in_head = True
@@ -33,13 +39,36 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            text = f"the request's headers are above {MAX_HEAD_BYTES} bytes. hint: send fewer"
-            self._refuse(APIError(431, text, code="headers_too_large"))
+        self._unset_keepalive_if_required()
+        if self._in_head:
+            end = data.find(b"\r\n\r\n")
+            self._head_bytes += len(data) if end < 0 else end
+            if self._head_bytes > MAX_HEAD_BYTES:
+                text = (
+                    f"the request's first line and headers are above {MAX_HEAD_BYTES} bytes. "
+                    "hint: send less"
+                )
+                return self._refuse(APIError(431, text, code="headers_too_large"))
+        while data and not self.transport.is_closing():
+            try:
+                self.parser.feed_data(data)
+                if self._in_head and not self._head_bytes:  # the next request has begun
+                    self._head_bytes = len(data)
+                return
+            except httptools.HttpParserError:
+                self.send_400_response("")
+            except httptools.HttpParserUpgrade as stopped:  # behind the head
+                if self.parser.get_method() == b"CONNECT":
+                    return self.send_400_response("")
+                data = self._head_without_upgrade() + data[stopped.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head that the parser stopped at, for another one to go on with its body."""
+        version = self.parser.get_http_version().encode()
+        lines = [b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))]
+        lines += [b": ".join(header) for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -47,9 +76,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._expect_head()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():  # comes again, without the offer
+            return
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """In place of uvicorn's, which is plain text."""

@@ -153,6 +153,7 @@ class Serving:
         http_config = uvicorn.Config(
             make_app(api, keys),
             http=LimitedHttpProtocol,
+            ws="none",
             access_log=settings.access_log,
             log_config=None,
             server_header=False,
