@@ -2,6 +2,7 @@
 """An answer as an object of a Pydantic class: the text always matches its JSON schema.
 
 paceline serve Qwen/Qwen2.5-0.5B-Instruct
+pip install openai
 python examples/json_schema.py [BASE_URL]
 """
 

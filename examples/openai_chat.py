@@ -2,6 +2,7 @@
 """A chat completion through the official `openai` package.
 
 paceline serve Qwen/Qwen2.5-0.5B-Instruct
+pip install openai
 python examples/openai_chat.py [BASE_URL]
 """
 

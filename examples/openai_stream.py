@@ -2,6 +2,7 @@
 """A streamed chat completion, with the number of tokens at its end.
 
 paceline serve Qwen/Qwen2.5-0.5B-Instruct
+pip install openai
 python examples/openai_stream.py [BASE_URL]
 """
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline import vllm_names
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "paceline"
@@ -29,6 +30,8 @@ PUBLIC = {
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 }
 PURE = (
@@ -82,6 +85,25 @@ def test_public_names_are_exactly_these() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'LLm'"):
         _ = paceline.LLm  # type: ignore[attr-defined]
+
+
+def test_vllms_classes_are_answered_by_name() -> None:
+    with pytest.raises(ImportError, match=r"`AsyncLLMEngine` is not here. hint: use `LLM`"):
+        exec("from paceline import AsyncLLMEngine")
+
+
+def test_vllms_methods_are_answered_by_name() -> None:
+    llm = object.__new__(paceline.LLM)
+    with pytest.raises(AttributeError, match=r"`LLM.get_metrics` is not here. hint: use `llm.engi"):
+        llm.get_metrics()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'genrate'"):
+        llm.genrate()  # type: ignore[attr-defined]
+    assert not hasattr(llm, "sleep")
+
+
+def test_names_said_to_be_absent_are_absent() -> None:
+    assert not set(vllm_names.CLASSES) & PUBLIC
+    assert not [name for name in vllm_names.METHODS if name in vars(paceline.LLM)]
 
 
 def test_the_version_is_the_one_in_pyproject() -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from paceline.llm import LLM
     from paceline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from paceline.prompts import TextPrompt, TokensPrompt
     from paceline.sampling_params import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -39,6 +40,8 @@ _HOMES = {
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
     "StructuredOutputsParams": "sampling_params",
+    "TextPrompt": "prompts",
+    "TokensPrompt": "prompts",
 }
 
 __all__ = [
@@ -56,12 +59,19 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
+        from paceline.vllm_names import CLASSES
+
+        # `from paceline import ...` would hide the message of an AttributeError.
+        if name in CLASSES:
+            raise ImportError(f"vLLM's `{name}` is not here. hint: {CLASSES[name]}")
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     return getattr(importlib.import_module(f"paceline.{_HOMES[name]}"), name)
 

@@ -181,12 +181,15 @@ def _plain(value: Any) -> Any:
 
 _ONE_PROCESS = "this version runs in one process"
 _NO_REMOTE_CODE = "code from model repositories is never run"
-_MAIN_REVISION = "only the default revision is loaded; download another one to a local directory"
+_MAIN_REVISION = "only the default revision is loaded"
+_DOWNLOAD = "download that one (`hf download MODEL --revision R --local-dir DIR`), and name DIR"
 _SAFETENSORS = "weights are read from safetensors files only"
 _UNQUANTISED = "only unquantised weights are supported"
+_PLAIN_WEIGHTS = "name the model without quantisation, such as Qwen2.5-7B-Instruct without -AWQ"
 _NO_LORA = "LoRA adapters are not supported"
 _TEXT_ONLY = "only text generation is supported"
-_FROM_CONFIG = "the model's own configuration is used as it is; edit its config.json instead"
+_FROM_CONFIG = "the model's own configuration is used as it is"
+_COPY = "copy the model's directory and change config.json there"
 _NO_KV_TRANSFER = "the KV cache stays in this process"
 _SCHEDULER = "the scheduler has no such mode"
 
@@ -208,25 +211,34 @@ NO_EFFECT: dict[str, NoEffect] = {
     "disable_custom_all_reduce": NoEffect(None, _ONE_PROCESS),
     # Where the model comes from.
     "trust_remote_code": NoEffect((False,), _NO_REMOTE_CODE),
-    "revision": NoEffect((None, "main"), _MAIN_REVISION),
+    "revision": NoEffect((None, "main"), _MAIN_REVISION, _DOWNLOAD),
     "code_revision": NoEffect((None,), _NO_REMOTE_CODE),
-    "tokenizer_revision": NoEffect((None, "main"), _MAIN_REVISION),
+    "tokenizer_revision": NoEffect((None, "main"), _MAIN_REVISION, _DOWNLOAD),
     "tokenizer_mode": NoEffect(("auto", "hf"), "the model's fast tokenizer is always used"),
     "load_format": NoEffect(("auto", "safetensors", "hf"), _SAFETENSORS),
     "model_loader_extra_config": NoEffect((None, {}), _SAFETENSORS),
     "use_tqdm_on_load": NoEffect(None, ""),
     "config_format": NoEffect(("auto", "hf"), "only Hugging Face configurations are read"),
-    "hf_config_path": NoEffect((None,), _FROM_CONFIG),
-    "hf_token": NoEffect((None,), "set the environment variable HF_TOKEN instead"),
-    "hf_overrides": NoEffect((None, {}), _FROM_CONFIG),
-    "rope_scaling": NoEffect((None, {}), _FROM_CONFIG),
-    "rope_theta": NoEffect((None,), _FROM_CONFIG),
-    "download_dir": NoEffect((None,), "set the environment variable HF_HOME instead"),
+    "hf_config_path": NoEffect((None,), _FROM_CONFIG, _COPY),
+    "hf_token": NoEffect(
+        (None,), "tokens are no arguments", "set the environment variable HF_TOKEN"
+    ),
+    "hf_overrides": NoEffect((None, {}), _FROM_CONFIG, _COPY),
+    "rope_scaling": NoEffect((None, {}), _FROM_CONFIG, _COPY),
+    "rope_theta": NoEffect((None,), _FROM_CONFIG, _COPY),
+    "download_dir": NoEffect(
+        (None,), "models lie in the hub's own cache", "set the environment variable HF_HOME"
+    ),
     "model_impl": NoEffect(("auto",), "there is one implementation of each model"),
-    "override_generation_config": NoEffect((None, {}), "pass SamplingParams instead"),
+    "override_generation_config": NoEffect(
+        (None, {}),
+        "defaults come from the model's generation_config.json",
+        "pass SamplingParams, or the values with each request; `generation_config` may name a "
+        "directory with another file",
+    ),
     # Precision.
-    "quantization": NoEffect((None,), _UNQUANTISED),
-    "quantization_param_path": NoEffect((None,), _UNQUANTISED),
+    "quantization": NoEffect((None,), _UNQUANTISED, _PLAIN_WEIGHTS),
+    "quantization_param_path": NoEffect((None,), _UNQUANTISED, _PLAIN_WEIGHTS),
     "kv_cache_dtype": NoEffect(("auto",), "the KV cache has the model's dtype"),
     "calculate_kv_scales": NoEffect((False,), "the KV cache has the model's dtype"),
     # What is generated.

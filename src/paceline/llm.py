@@ -17,12 +17,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from paceline.core.stats import EngineStats
-from paceline.engine.admission import Prompt
 from paceline.engine.llm_engine import LLMEngine
 from paceline.engine.tokenizer import Tokenizer
 from paceline.engine_args import EngineArgs
@@ -30,9 +29,11 @@ from paceline.errors import EngineError, RequestError
 from paceline.log import configure_logging
 from paceline.no_effect import NoEffect, known_keywords
 from paceline.outputs import RequestOutput
+from paceline.prompts import Prompt
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 from paceline.spec.policy import DraftLengthPolicy
+from paceline.vllm_names import METHODS
 
 # vLLM's keywords of ``generate`` and ``chat`` that change nothing here, at these values.
 _NO_LORA = "LoRA adapters are not supported"
@@ -302,6 +303,13 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's ``generation_config.json`` asks for, else the field defaults."""
         return SamplingParams(**self.engine.config.default_sampling)
+
+    if not TYPE_CHECKING:  # or type checkers would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            if name in METHODS:
+                raise AttributeError(f"vLLM's `LLM.{name}` is not here. hint: {METHODS[name]}")
+            raise AttributeError(f"'LLM' object has no attribute {name!r}")
 
     def close(self) -> None:
         """Free weights and KV pool; later calls raise EngineError. May be called twice."""

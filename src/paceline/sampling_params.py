@@ -73,7 +73,9 @@ _STRUCTURED_NO_EFFECT: dict[str, NoEffect] = {
         (False,), "a schema says itself what it allows", "set `additionalProperties` in it"
     ),
     "disable_fallback": NoEffect(None, ""),
-    "structural_tag": NoEffect((None,), "there are no structural tags", "use `grammar`"),
+    "structural_tag": NoEffect(
+        (None,), "there are no structural tags", "use `grammar`; a server has `tools`"
+    ),
     "whitespace_pattern": NoEffect(
         (None,), "whitespace is free or absent", "use `disable_any_whitespace`"
     ),

@@ -466,6 +466,8 @@ def test_swap_space(model: str, monkeypatch: pytest.MonkeyPatch, card: gpu.Gpu) 
     plain = check(model, swap_space=2.5).config
     assert plain is not None
     assert plain.cache.num_host_blocks == 0
+    assert check(model, swap_space=0).ok  # a habit of vLLM's users; nothing is swapped anyway
+    assert "holds no KV block" in causes(check(model, preemption_mode="swap", swap_space=0))
     config = check(model, preemption_mode="swap").config
     assert config is not None
     assert config.cache.num_host_blocks == 4 * GIB // block
@@ -520,9 +522,9 @@ def test_the_cpu_can_be_asked_for(model: str, card: gpu.Gpu) -> None:
         ({"device": "tpu"}, "`device='tpu'` is unknown"),
         ({"batching": "dynamic"}, "`batching='dynamic'`"),
         ({"preemption_mode": "swop"}, "`preemption_mode='swop'` is unknown"),
-        ({"swap_space": 0}, "a number of GiB above 0"),
-        ({"swap_space": "4"}, "a number of GiB above 0"),
-        ({"swap_space": float("inf")}, "a number of GiB above 0"),
+        ({"swap_space": -1}, "a number of GiB, 0 or more"),
+        ({"swap_space": "4"}, "a number of GiB, 0 or more"),
+        ({"swap_space": float("inf")}, "a number of GiB, 0 or more"),
         ({"spec_policy": "auto"}, "not available in this version"),
         ({"block_size": 0}, "between 1 and 1024, got 0"),
         ({"block_size": True}, "an integer, got True"),

@@ -473,7 +473,9 @@ def test_a_plot_without_matplotlib(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main([*SMALL, *DRAFTER, "--k", "0,1", "--plot", "x.png"]) == 1
-    assert 'run `pip install -e ".[plot]"` in your clone' in capsys.readouterr().err
+    assert (
+        'run `pip install -c constraints.txt -e ".[plot]"` in your clone' in capsys.readouterr().err
+    )
 
 
 # ---- flags and imports ---------------------------------------------------------------------------

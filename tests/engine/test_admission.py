@@ -11,8 +11,10 @@ from tiny_model import write_tiny_model
 
 from paceline import SamplingParams
 from paceline.engine.admission import Admission
+from paceline.engine.tokenizer import Tokenizer
 from paceline.engine_args import EngineArgs
 from paceline.errors import RequestError
+from paceline.prompts import TextPrompt, TokensPrompt
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +46,12 @@ def test_room_of_a_row_on_a_gpu(model: Path, sampling: dict[str, object], says: 
         return
     with pytest.raises(RequestError, match=says):
         on_gpu.make_request("a", [5, 6], params)
+
+
+def test_vllms_forms_of_prompts(model: Path) -> None:
+    form = Admission(EngineArgs(str(model)).resolve(), Tokenizer.load(str(model)))
+    tokens = form.make_request("a", TokensPrompt(prompt_token_ids=[5, 6]), SamplingParams())
+    assert list(tokens.prompt_token_ids) == [5, 6]
+    text = form.make_request("b", TextPrompt(prompt="def"), SamplingParams())
+    plain = form.make_request("c", "def", SamplingParams())
+    assert list(text.prompt_token_ids) == list(plain.prompt_token_ids)

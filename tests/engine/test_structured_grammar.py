@@ -275,7 +275,7 @@ def test_without_the_package_the_message_says_what_to_install(
         raise ImportError(name)
 
     monkeypatch.setattr(module.importlib, "import_module", missing)
-    with pytest.raises(RequestError, match=r'pip install -e "\.\[serve\]"'):
+    with pytest.raises(RequestError, match=r'pip install -c constraints.txt -e "\.\[serve\]"'):
         wait(compiler(), asking(regex="a"))
 
 

@@ -281,7 +281,10 @@ def test_without_the_extra_the_command_says_what_to_install(
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main.main(["serve", "paceline/demo"]) == 1
-    assert 'run `pip install -e ".[serve]"` in your clone' in capsys.readouterr().err
+    assert (
+        'run `pip install -c constraints.txt -e ".[serve]"` in your clone'
+        in capsys.readouterr().err
+    )
 
 
 def test_the_api_process_never_imports_torch() -> None:

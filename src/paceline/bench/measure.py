@@ -15,10 +15,10 @@ import numpy as np
 from paceline.arrays import Int64Array
 from paceline.core.commit_log import CommitLog, Float64Array, Gaps
 from paceline.core.stats import EngineStats
-from paceline.engine.admission import Prompt
 from paceline.errors import EngineError
 from paceline.llm import LLM
 from paceline.outputs import RequestOutput
+from paceline.prompts import Prompt
 from paceline.sampling_params import SamplingParams
 from paceline.spec.policy import DraftChoice, DraftOutcome, Load
 

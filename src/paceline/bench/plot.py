@@ -30,7 +30,7 @@ def check_plot(path: Path, ks: Sequence[int]) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             "--plot needs matplotlib, which is not installed. hint: run "
-            '`pip install -e ".[plot]"` in your clone of Paceline'
+            '`pip install -c constraints.txt -e ".[plot]"` in your clone of Paceline'
         )
     from matplotlib.figure import Figure
 

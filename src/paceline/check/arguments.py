@@ -30,10 +30,10 @@ _INTEGERS: dict[str, tuple[int, int | None]] = {
     "ngram_prompt_lookup_min": (1, None),
     "speculative_disable_by_batch_size": (0, None),
 }
-# name -> largest value of what must be above 0, and both in words
+# name -> smallest and largest value, and both in words; of what must be above 0 the next number
 _NUMBERS = {
-    "gpu_memory_utilization": (1.0, "a number above 0 and at most 1"),
-    "swap_space": (1e6, "a number of GiB above 0"),
+    "gpu_memory_utilization": (math.ulp(0), 1.0, "a number above 0 and at most 1"),
+    "swap_space": (0.0, 1e6, "a number of GiB, 0 or more"),
 }
 _FLAGS = ("skip_tokenizer_init", "enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
 _TEXTS = ("model", "tokenizer", "generation_config", "speculative_model")
@@ -94,10 +94,10 @@ def _type_faults(args: EngineArgs) -> list[Fault]:
 
 def _number_faults(args: EngineArgs) -> list[Fault]:
     faults: list[Fault] = []
-    for name, (most, due) in _NUMBERS.items():
+    for name, (least, most, due) in _NUMBERS.items():
         value = getattr(args, name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and 0 < value <= most):
+        if not (number and math.isfinite(value) and least <= value <= most):
             faults.append(_wrong(name, due, value))
     return faults
 

@@ -72,7 +72,7 @@ def software_fault() -> tuple[str, str] | None:
     if importlib.util.find_spec("triton") is None:
         return (
             "the package triton is missing",
-            'run `pip install -e ".[gpu]"` in your clone of Paceline',
+            'run `pip install -c constraints.txt -e ".[gpu]"` in your clone of Paceline',
         )
     return None
 

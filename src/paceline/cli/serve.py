@@ -32,7 +32,7 @@ from paceline.server.settings import ServerSettings
 if TYPE_CHECKING:
     from paceline.server.run import Serving
 
-_INSTALL = 'run `pip install -e ".[serve]"` in your clone of Paceline'
+_INSTALL = 'run `pip install -c constraints.txt -e ".[serve]"` in your clone of Paceline'
 
 
 def run(argv: Sequence[str]) -> int:

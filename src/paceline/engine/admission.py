@@ -15,10 +15,9 @@ from paceline.config import GPU_MAX_LOGIT_BIAS, GPU_MAX_STOP_IDS, EngineConfig
 from paceline.engine.structured import StructuredOutputs
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import RequestError
+from paceline.prompts import Prompt
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
 
 _FORMS = 'a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": [ids]}'
 

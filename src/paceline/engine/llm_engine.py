@@ -16,13 +16,14 @@ from paceline.config import EngineConfig
 from paceline.core.runner import Runner
 from paceline.core.scheduler import Scheduler, StepEvents
 from paceline.core.stats import EngineStats
-from paceline.engine.admission import Admission, Prompt
+from paceline.engine.admission import Admission
 from paceline.engine.core import EngineCore
 from paceline.engine.log_stats import StatsLogger
 from paceline.engine.output_processor import OutputProcessor
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import EngineError, RequestError
 from paceline.outputs import CompletionOutput, Logprob, RequestOutput
+from paceline.prompts import Prompt
 from paceline.request import Request, Sequence
 from paceline.sampling_params import SamplingParams
 from paceline.spec.policy import DraftLengthPolicy, make_policy

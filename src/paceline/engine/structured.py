@@ -276,7 +276,7 @@ class StructuredOutputs:
         except ImportError as error:
             raise RequestError(
                 "structured outputs need the package xgrammar, which is not installed. hint: "
-                'run `pip install -e ".[serve]"` in your clone of Paceline'
+                'run `pip install -c constraints.txt -e ".[serve]"` in your clone of Paceline'
             ) from error
         vocabulary = make_vocabulary(self._tokenizer, self._vocab_size)
         info = xgrammar.TokenizerInfo(

@@ -34,7 +34,7 @@ def bindings(name: str) -> Any:
     except (ImportError, RuntimeError) as error:
         raise LatencyUnavailable(
             f"the package cuda-bindings is missing or does not load ({error}). "
-            'hint: run `pip install -e ".[gpu]"` in your clone of Paceline'
+            'hint: run `pip install -c constraints.txt -e ".[gpu]"` in your clone of Paceline'
         ) from error
 
 
@@ -59,8 +59,8 @@ def build(options: dict[str, int | str], capability: tuple[int, int]) -> bytes:
         version = checked(nvrtc.nvrtcVersion(), "asking NVRTC for its version")
     except RuntimeError as error:  # the package is there and its library is not
         raise LatencyUnavailable(
-            f'NVRTC does not load ({error}). hint: run `pip install -e ".[gpu]"` in your clone of '
-            "Paceline"
+            f"NVRTC does not load ({error}). hint: run `pip install -c constraints.txt "
+            '-e ".[gpu]"` in your clone of Paceline'
         ) from error
     flags = [f"-D{name}={value}" for name, value in options.items()]
     flags += [f"-arch=sm_{capability[0]}{capability[1]}a", "-std=c++17", "-default-device"]
