@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_forms import cut
 
+from paceline.server.settings import TOOL_PARSER_NAMES
 from paceline.server.tool_parsers import (
     TOOL_PARSERS,
     HermesToolParser,
@@ -209,4 +210,4 @@ def test_templates_tell_the_parser() -> None:
     llama = 'Respond in the format {"name": f, "parameters": dict}. {%- if role == "ipython" %}'
     assert detect_tool_parser(llama) == "llama3_json"
     assert detect_tool_parser("{{ messages }}") is None
-    assert set(TOOL_PARSERS) == {"hermes", "llama3_json"}
+    assert tuple(TOOL_PARSERS) == TOOL_PARSER_NAMES == ("hermes", "llama3_json")

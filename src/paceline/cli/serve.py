@@ -13,8 +13,11 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from paceline.check.files import attempt
+from paceline.check.report import Fault
 from paceline.cli.check import print_report
 from paceline.cli.flags import (
     Parser,
@@ -24,9 +27,12 @@ from paceline.cli.flags import (
     given,
     whole_number,
 )
+from paceline.engine.tokenizer import Tokenizer
 from paceline.engine_args import EngineArgs
 from paceline.errors import ConfigError
+from paceline.hub import local_directory
 from paceline.log import configure_logging
+from paceline.server.chat_template import check_named, read_template
 from paceline.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -51,22 +57,54 @@ def run(argv: Sequence[str]) -> int:
     server = {name: tuple(v) if isinstance(v, list) else v for name, v in server.items()}
     settings = ServerSettings(**server)
     if namespace.dry_run:
-        return print_report(engine, as_json=namespace.json)
+        return print_report(
+            engine, as_json=namespace.json, known=_template_faults(engine, settings)
+        )
+    read_template(settings.chat_template)  # its faults come before the model is read
     return asyncio.run(_make(engine, settings).run())
 
 
+def _template_faults(engine: dict[str, Any], settings: ServerSettings) -> list[Fault]:
+    """What is wrong with the chat template, and with tool calls, as they depend on it.
+
+    The model's own templates are read where it lies in a directory.
+    """
+    faults: list[Fault] = []
+    template = attempt(faults, read_template, settings.chat_template)
+    if faults or (template is None and not settings.enable_auto_tool_choice):
+        return faults
+    # What is wrong with the model itself, the check reports.
+    path = attempt([], local_directory, engine.get("tokenizer") or engine["model"])
+    tokenizer = None if path is None else attempt([], Tokenizer.load, path)
+    if tokenizer is None or engine.get("skip_tokenizer_init"):
+        return faults
+    templates = attempt(faults, lambda: tokenizer.chat_templates)
+    if templates is not None:
+        attempt(faults, check_named, template, templates)
+    if settings.enable_auto_tool_choice and not faults:
+        attempt(faults, _server_module().find_tool_parser, settings, tokenizer, template)
+    return faults
+
+
 def _make(engine: dict[str, Any], settings: ServerSettings) -> Serving:
+    module = _server_module()
+    configure_logging()
+    config = EngineArgs.from_kwargs(**engine).resolve()
+    log_stats = not engine.get("disable_log_stats", False)
+    serving: Serving = module.Serving(config, settings, log_stats=log_stats)
+    return serving
+
+
+def _server_module() -> ModuleType:
     try:
-        from paceline.server.run import Serving
+        import paceline.server.run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("paceline"):
             raise
         raise ConfigError(
             f"`paceline serve` needs the package `{error.name}`. hint: {_INSTALL}"
         ) from error
-    configure_logging()
-    config = EngineArgs.from_kwargs(**engine).resolve()
-    return Serving(config, settings, log_stats=not engine.get("disable_log_stats", False))
+    return paceline.server.run
 
 
 # ---- flags ---------------------------------------------------------------------------------------

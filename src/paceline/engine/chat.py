@@ -175,7 +175,7 @@ class ChatTemplates:
                     f"`chat_template` must be a Jinja template or the name of one, got "
                     f"{type(wanted).__name__}"
                 )
-            if wanted not in self.templates and "{{" not in wanted and "{%" not in wanted:
+            if wanted not in self.templates and not is_template(wanted):
                 names = ", ".join(sorted(self.templates)) or "none"
                 raise RequestError(
                     f"`chat_template` {wanted!r} is neither a Jinja template nor the name of one "
@@ -204,6 +204,22 @@ class ChatTemplates:
                 self._compiled.clear()
             template = self._compiled[source] = self._environment.from_string(source)
         return template
+
+
+def is_template(text: str) -> bool:
+    """Whether this is a template's text, rather than the name of a template or of a file."""
+    return "{{" in text or "{%" in text
+
+
+def template_mistake(source: str) -> str | None:
+    """Where a template is no Jinja and why, as in "in line 3: ..."; None for one that compiles."""
+    try:
+        _environment().from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        return f"in line {error.lineno}: {(error.message or '').rstrip('.')}"
+    except (RecursionError, SyntaxError) as error:  # nested deeper than Python can compile
+        return f"that keeps it from being compiled: {type(error).__name__}"
+    return None
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -24,6 +23,7 @@ from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError, RequestError
 from paceline.log import configure_logging
 from paceline.server.app import make_app
+from paceline.server.chat_template import check_named, read_template
 from paceline.server.convert import ServingContext
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import unavailable
@@ -31,7 +31,6 @@ from paceline.server.http_protocol import LimitedHttpProtocol
 from paceline.server.messages import Ready
 from paceline.server.metrics import Metrics
 from paceline.server.observer import Observer
-from paceline.server.reasoning import REASONING_PARSERS
 from paceline.server.routes import Api
 from paceline.server.settings import ServerSettings
 from paceline.server.tool_parsers import TOOL_PARSERS, detect_tool_parser
@@ -60,7 +59,6 @@ class Serving:
         log_stats: bool = True,
         handle_signals: bool = True,
     ) -> None:
-        check_parsers(settings)
         self._config = config
         self._settings = settings
         self._handle_signals = handle_signals
@@ -113,7 +111,8 @@ class Serving:
                 "the server needs a tokenizer, but skip_tokenizer_init is set. hint: leave it out"
             )
         tokenizer = Tokenizer.load(path)
-        tokenizer.chat_templates  # noqa: B018  read now: a file that cannot be read ends the start
+        # Read now: a file that cannot be read ends the start.
+        check_named(self._template, tokenizer.chat_templates)
         self._tool_parser = find_tool_parser(self._settings, tokenizer, self._template)
         return tokenizer
 
@@ -273,16 +272,6 @@ def _about(config: EngineConfig, ready: Ready) -> dict[str, Any]:
     }
 
 
-def check_parsers(settings: ServerSettings) -> None:
-    """Raise ConfigError for a parser that there is not."""
-    for flag, name, known in (
-        ("tool_call_parser", settings.tool_call_parser, TOOL_PARSERS),
-        ("reasoning_parser", settings.reasoning_parser, REASONING_PARSERS),
-    ):
-        if name is not None and name not in known:
-            raise ConfigError(f"`{flag}` must be one of {', '.join(known)}, got {name!r}")
-
-
 def find_tool_parser(
     settings: ServerSettings, tokenizer: Tokenizer, template: str | None
 ) -> str | None:
@@ -307,17 +296,6 @@ def find_tool_parser(
         )
     logger.info("tool calls are read in the form %s, which the chat template asks for", found)
     return found
-
-
-def read_template(given: str | None) -> str | None:
-    """The template's text where a file was given; a name or a text as it is."""
-    if given is None or "{{" in given or "{%" in given:
-        return given
-    path = Path(given).expanduser()
-    try:
-        return path.read_text(encoding="utf-8") if path.is_file() else given
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the chat template {given} cannot be read: {error}") from error
 
 
 def listen(settings: ServerSettings) -> socket.socket:

@@ -5,13 +5,16 @@ Plain values with their help texts, checked for range. Must not know sockets, fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from paceline.engine_args import join_problems
 from paceline.errors import ConfigError
+from paceline.server.reasoning import REASONING_PARSERS
 
 SPEC_DECODE_METRICS = ("none", "summary", "detailed")
+# The keys of ``TOOL_PARSERS``, whose module needs the extra ``serve``.
+TOOL_PARSER_NAMES = ("hermes", "llama3_json")
 
 
 def _setting(default: Any, help_text: str, choices: tuple[str, ...] = ()) -> Any:
@@ -43,12 +46,12 @@ class ServerSettings:
     )
     tool_call_parser: str | None = _setting(
         None,
-        "how the model writes tool calls: hermes or llama3_json (default: as its chat template "
-        "asks)",
+        "how the model writes tool calls (default: as its chat template asks)",
+        TOOL_PARSER_NAMES,
     )
     enable_auto_tool_choice: bool = _setting(False, "let the model decide whether to call tools")
     reasoning_parser: str | None = _setting(
-        None, "how the model marks its reasoning: deepseek_r1 or qwen3"
+        None, "how the model marks its reasoning", REASONING_PARSERS
     )
     per_request_spec_decode_metrics: str = _setting(
         "none", "what responses say of drafts", SPEC_DECODE_METRICS
@@ -92,11 +95,10 @@ class ServerSettings:
         ]
         if self.port > 65535:
             problems.append(f"`port` must be at most 65535, got {self.port}")
-        if self.per_request_spec_decode_metrics not in SPEC_DECODE_METRICS:
-            problems.append(
-                f"`per_request_spec_decode_metrics` must be one of "
-                f"{', '.join(SPEC_DECODE_METRICS)}, got {self.per_request_spec_decode_metrics!r}"
-            )
+        for f in fields(self):
+            value, choices = getattr(self, f.name), f.metadata["choices"]
+            if choices and value is not None and value not in choices:
+                problems.append(f"`{f.name}` must be one of {', '.join(choices)}, got {value!r}")
         if any(not key for key in self.api_key):
             problems.append("`api_key` is empty. hint: leave it out for a server without keys")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
