@@ -219,6 +219,17 @@ def test_keys_from_the_environment_stay_secret() -> None:
         assert not any(key in log for key in ("first", "second", "third"))
 
 
+def test_vllms_key_closes_the_server_too() -> None:
+    variables = {"PACELINE_API_KEY": "", "VLLM_API_KEY": "theirs", "VLLM_LOGGING_LEVEL": "quiet"}
+    with running(**variables) as (server, url):
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        headers = {"authorization": "Bearer theirs"}
+        assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
+        assert server.log.count("VLLM_LOGGING_LEVEL (use `--access-log`") == 1
+        assert "VLLM_API_KEY" not in server.log
+        assert "quiet" not in server.log
+
+
 def test_prompts_are_not_logged() -> None:
     with running("--enable-log-requests", "--access-log") as (server, url):
         body = {"prompt": "a-secret-word", "max_tokens": 2}

@@ -26,6 +26,7 @@ from paceline.server.app import make_app
 from paceline.server.chat_template import check_named, read_template
 from paceline.server.convert import ServingContext
 from paceline.server.engine_client import EngineClient
+from paceline.server.environment import environment_keys, ignored_variables
 from paceline.server.errors import unavailable
 from paceline.server.http_protocol import LimitedHttpProtocol
 from paceline.server.messages import Ready
@@ -37,7 +38,6 @@ from paceline.server.tool_parsers import TOOL_PARSERS, detect_tool_parser
 
 logger = logging.getLogger(__name__)
 
-KEY_VARIABLE = "PACELINE_API_KEY"
 _INTERRUPTED = 130
 # Beyond the shutdown timeout, for clients that do not read what they are sent.
 _LAST_WRITES_S = 5
@@ -79,6 +79,9 @@ class Serving:
 
         Raises ConfigError or CapacityError when it cannot start, the port's problems first.
         """
+        ignored = ignored_variables(os.environ)
+        if ignored is not None:
+            logger.warning("%s", ignored)
         with contextlib.closing(listen(self._settings)) as port, self._signals():
             try:
                 if await self._start_engine():
@@ -147,7 +150,7 @@ class Serving:
     async def _serve(self, port: socket.socket) -> None:
         api, settings = self.api, self._settings
         assert api is not None
-        keys = settings.api_key + tuple(filter(None, [os.environ.get(KEY_VARIABLE)]))
+        keys = settings.api_key + environment_keys(os.environ)
         _configure_http_logging(settings.access_log)
         http_config = uvicorn.Config(
             make_app(api, keys),

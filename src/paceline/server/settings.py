@@ -38,8 +38,8 @@ class ServerSettings:
     )
     api_key: tuple[str, ...] = _setting(
         (),
-        "keys of which clients must send one; PACELINE_API_KEY in the environment is another, and "
-        "not seen in the list of processes",
+        "keys of which clients must send one; PACELINE_API_KEY (or else VLLM_API_KEY) in the "
+        "environment is another, and not seen in the list of processes",
     )
     chat_template: str | None = _setting(
         None, "Jinja template for chats: a file, or the name of one of the model's"
