@@ -14,9 +14,11 @@ import pytest
 from model_dirs import write_model
 from paceline.cli import main
 from paceline.cli.flags import Parser, add_engine_flags, length_limit, token_count
+from paceline.cli.serve import _from_json_lists, read_config_file
 from paceline.cli.serve import _parser as serve_parser
 from paceline.cli.spelling import with_flags
-from paceline.cli.vllm_flags import ABSENT, absent
+from paceline.cli.vllm_flags import ABSENT, BENCHES, COMMANDS, SERVER_NO_EFFECT, absent, translated
+from paceline.errors import ConfigError
 from paceline.server.reasoning import REASONING_PARSERS
 from paceline.server.tool_parsers import TOOL_PARSERS
 
@@ -57,7 +59,7 @@ def test_what_is_called_absent_is_absent() -> None:
     [
         ("--enable-log-request", "did you mean `--enable-log-requests`?"),
         ("--disable-prefix-caching", "did you mean `--no-enable-prefix-caching`?"),
-        ("--disable-access-log", "`paceline serve --help` shows all"),
+        ("--disable-access-log", "did you mean `--disable-uvicorn-access-log`?"),
         ("--no-disable-log-request", "did you mean `--no-disable-log-requests`?"),
         ("--lora", "`paceline serve --help` shows all"),
     ],
@@ -187,3 +189,76 @@ def test_a_dash_reads_standard_input(
     assert main.main(argv) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["prompt"] == "def f(x):"
+
+
+def test_vllms_spellings_of_flags() -> None:
+    assert translated(["m", "--max_num_seqs=8", "--stop_it", "a_b", "--", "--x_y"]) == [
+        *("m", "--max-num-seqs=8", "--stop-it", "a_b", "--", "--x_y")
+    ]
+    dotted = ["m", "--speculative-config.method", "ngram", "--port", "1"]
+    dotted += ["--speculative_config.num-speculative-tokens=3"]
+    assert translated(dotted) == [
+        '--speculative-config={"method": "ngram", "num_speculative_tokens": 3}',
+        *("m", "--port", "1"),
+    ]
+    assert translated(["--speculative-config.method"]) == ["--speculative-config.method"]
+
+
+def test_all_spellings_reach_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(write_model(tmp_path / "m"))
+    argv = ["serve", model, "--dry-run", "--json", "--max_num_seqs", "7"]
+    argv += ["--speculative-config.method", "ngram"]
+    argv += ["--speculative-config.num_speculative_tokens", "2"]
+    argv += ["--disable-uvicorn-access-log", "--enable-prompt-tokens-details"]
+    argv += ["--response-role", "assistant", "--chat-template-content-format", "auto"]
+    argv += ["--guided-decoding-backend", "xgrammar", "--api-server-count", "1"]
+    argv += ["--structured-outputs-config.backend", "auto"]
+    argv += ["--distributed-executor-backend", "mp", "--performance-mode", "balanced"]
+    assert main.main([*argv, "--allowed-origins", '["*"]']) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert settings["max_num_seqs"] == 7
+    assert settings["num_speculative_tokens"] == 2
+
+
+def test_what_the_server_refuses_comes_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["serve", "m", "--uds=x", "--max-loras=2"], capsys)
+    assert "2 problems" in said
+    assert "`--uds`" in said
+    assert "`--max-loras`" in said
+    said = refused(["serve", "m", "--response-role", "user", "--api-server-count", "4"], capsys)
+    assert "`response_role='user'` is not supported: answers always have" in said
+    assert "`api_server_count=4` is not supported: there is one API process" in said
+    assert set(SERVER_NO_EFFECT).isdisjoint(name[2:].replace("-", "_") for name in ABSENT)
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *(f"bench {name}" for name in BENCHES)])
+def test_vllms_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = name.split()
+    try:
+        status = main.main([*words, "--model", "m"])
+    except SystemExit as ended:
+        status = int(str(ended.code))
+    assert status == 2
+    assert f"vLLM's `{name}` is not here." in capsys.readouterr().err
+
+
+def test_a_yaml_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("port: 8080\nserved-model-name: [a, b]\nenforce-eager: true\n")
+    assert read_config_file(path) == {
+        "port": 8080,
+        "served-model-name": ["a", "b"],
+        "enforce-eager": True,
+    }
+    path.write_text("port: [")
+    with pytest.raises(ConfigError, match=r"c.yaml cannot be read"):
+        read_config_file(path)
+    path.write_text("- port")
+    with pytest.raises(ConfigError, match="holds no settings by name"):
+        read_config_file(path)
+
+
+def test_origins_as_a_json_list() -> None:
+    assert _from_json_lists(['["https://a", "https://b"]', "https://c", "[x"]) == (
+        *("https://a", "https://b", "https://c", "[x"),
+    )

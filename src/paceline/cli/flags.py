@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, NamedTuple, NoReturn, get_type_hints
 
 from paceline.cli.main import print_error
 from paceline.cli.vllm_flags import absent
-from paceline.engine_args import NO_EFFECT, EngineArgs
-from paceline.no_effect import closest
+from paceline.engine_args import NO_EFFECT, EngineArgs, join_problems
+from paceline.no_effect import NoEffect, closest
 from paceline.sampling_params import SamplingParams
 
 _MOST_DIGITS = 100  # more than any argument can use, and fewer than ``int`` refuses
@@ -68,7 +68,8 @@ class Parser(argparse.ArgumentParser):
             self.error(stray.message)
         namespace, rest = self.parse_known_intermixed_args(list(argv))
         if rest:
-            self.error(self.about_unknown(rest[0]))
+            unknown = [one for one in rest if one.startswith("-")] or rest[:1]
+            self.error(join_problems([self.about_unknown(one) for one in unknown]))
         return namespace
 
     def about_unknown(self, argument: str) -> str:
@@ -142,10 +143,17 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="vLLM's form of the speculative arguments",
     )
-    for name, entry in NO_EFFECT.items():
+    add_hidden_flags(parser, NO_EFFECT, "engine")
+
+
+def add_hidden_flags(
+    parser: argparse.ArgumentParser, table: Mapping[str, NoEffect], group: str
+) -> None:
+    """Flags of vLLM's that have no effect; ``given`` finds them in this group."""
+    for name, entry in table.items():
         is_flag = any(isinstance(one, bool) for one in entry.accepted or ())
         is_flag = is_flag or (entry.accepted is None and name.startswith(("disable_", "use_")))
-        options = _options(bool if is_flag else _literal, f"engine.{name}")
+        options = _options(bool if is_flag else _literal, f"{group}.{name}")
         names = (_flag(name), *_SHORT.get(name, ()))
         parser.add_argument(*names, **options, help=argparse.SUPPRESS)
 

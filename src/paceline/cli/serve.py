@@ -16,22 +16,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+import yaml
+
 from paceline.check.files import attempt
 from paceline.check.report import Fault
 from paceline.cli.check import print_report
 from paceline.cli.flags import (
     Parser,
     add_engine_flags,
+    add_hidden_flags,
     byte_count,
     decimal_number,
     given,
     whole_number,
 )
+from paceline.cli.vllm_flags import SERVER_NO_EFFECT
 from paceline.engine.tokenizer import Tokenizer
-from paceline.engine_args import EngineArgs
+from paceline.engine_args import EngineArgs, join_problems
 from paceline.errors import ConfigError
 from paceline.hub import local_directory
 from paceline.log import configure_logging
+from paceline.no_effect import refusal
 from paceline.server.chat_template import check_named, read_template
 from paceline.server.settings import ServerSettings
 
@@ -54,7 +59,15 @@ def run(argv: Sequence[str]) -> int:
         parser.error(f"one model at a time; what is `{namespace.positional[0]}`?")
     if engine.setdefault("model", model) is None:
         parser.error("no model. hint: `paceline serve MODEL`")
+    refused = [
+        refusal(name, value, SERVER_NO_EFFECT[name])
+        for name, value in given(namespace, "ignored").items()
+    ]
+    if any(refused):
+        parser.error(join_problems([message for message in refused if message]))
     server = {name: tuple(v) if isinstance(v, list) else v for name, v in server.items()}
+    if "allowed_origins" in server:
+        server["allowed_origins"] = _from_json_lists(server["allowed_origins"])
     settings = ServerSettings(**server)
     if namespace.dry_run:
         return print_report(
@@ -121,7 +134,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="JSON or TOML file of flags by name, such as port = 8080; flags given here win",
+        help="JSON, TOML or YAML file of flags by name, such as port = 8080; flags given here win",
     )
     parser.add_argument("--dry-run", action="store_true", help="the same as `paceline check`")
     parser.add_argument("--json", action="store_true", help="with --dry-run: one JSON object")
@@ -136,7 +149,21 @@ def _parser() -> Parser:
             text += f" (default: {f.default})"
         group.add_argument(_flag(f.name), help=text, **options)
     add_engine_flags(parser)
+    add_hidden_flags(parser, SERVER_NO_EFFECT, "ignored")
     return parser
+
+
+def _from_json_lists(values: Sequence[str]) -> tuple[str, ...]:
+    """vLLM takes several origins as one JSON list."""
+    found: list[str] = []
+    for value in values:
+        try:
+            content = json.loads(value)
+        except ValueError:
+            content = value
+        is_list = isinstance(content, list) and all(isinstance(one, str) for one in content)
+        found += content if is_list else [value]
+    return tuple(found)
 
 
 def _flag(name: str) -> str:
@@ -199,7 +226,7 @@ def _arguments(parser: Parser, filed: dict[str, Any], argv: Sequence[str]) -> li
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The settings in a JSON or TOML file, by name.
+    """The settings in a JSON, TOML or YAML file, by name.
 
     Raises:
         ConfigError: no such file, another format, or not an object of settings.
@@ -208,17 +235,21 @@ def read_config_file(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
             return tomllib.loads(text)
-        if path.suffix != ".json":
+        if path.suffix in (".yaml", ".yml"):
+            content = yaml.safe_load(text) or {}
+        elif path.suffix == ".json":
+            content = json.loads(text)
+        else:
             raise ConfigError(
-                f"{path} is neither .json nor .toml. hint: --config reads these two formats"
+                f"{path} is no .json, .toml, .yaml or .yml. hint: --config reads these formats"
             )
-        content = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(
-            f'{path} holds no JSON object. hint: for example {{"port": 8080, "max_num_seqs": 64}}'
+            f"{path} holds no settings by name. hint: for example port and max_num_seqs, as in "
+            '{"port": 8080, "max_num_seqs": 64}'
         )
-    return content
+    return {str(name): value for name, value in content.items()}

@@ -49,9 +49,7 @@ def ignored_variables(environment: Mapping[str, str]) -> str | None:
     environment: the variables; empty ones count as not set.
     """
     names = sorted(name for name, value in environment.items() if value and _is_meant(name, value))
-    if VLLM_KEY_VARIABLE in names and environment_keys(environment) == (
-        environment[VLLM_KEY_VARIABLE],
-    ):
+    if VLLM_KEY_VARIABLE in names and not environment.get(KEY_VARIABLE):
         names.remove(VLLM_KEY_VARIABLE)
     if not names:
         return None
