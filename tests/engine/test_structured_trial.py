@@ -123,6 +123,22 @@ def test_a_sequence_whose_mask_takes_too_long_ends(monkeypatch: pytest.MonkeyPat
     assert "the structure cannot be used" in grammar.fault
 
 
+def test_a_structure_that_gets_slower_with_every_token_ends() -> None:
+    """Each mask is fast; it is taking the token that grows, about with the cube of the length."""
+    tok = tokenizer("byte-level")
+    structure = 'root ::= root root root | root root | "a" | ""'
+    grammar = compiler().sequence_grammars(asking(grammar=structure))[0]
+    token = np.array([tok.encode("a")[-1]], np.int32)
+    start = time.thread_time()
+    for _ in range(300):
+        grammar.accept(token)
+        if masks(grammar, [], vocabulary(tok))[0] < 0:
+            break
+    assert grammar.fault is not None
+    assert "the structure" in grammar.fault
+    assert time.thread_time() - start < 10
+
+
 def test_late_compilations_leave_room_for_others_up_to_a_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

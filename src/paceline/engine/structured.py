@@ -28,7 +28,13 @@ import numpy as np
 from paceline.arrays import Int32Array
 from paceline.engine.json_schema import check_schema
 from paceline.engine.regex_check import check_regex, has_long_repeat, with_safe_repeats
-from paceline.engine.structured_trial import MASK_SECONDS, too_slow, try_out
+from paceline.engine.structured_trial import (
+    MASK_SECONDS,
+    MEAN_SECONDS,
+    SPENT_SECONDS,
+    too_slow,
+    try_out,
+)
 from paceline.engine.structured_vocabulary import Vocabulary, make_vocabulary
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import RequestError
@@ -305,6 +311,7 @@ class SequenceGrammar:
         "_last",
         "_matcher",
         "_min_tokens",
+        "_spent",
         "_stops",
         "fault",
         "num_tokens",
@@ -320,16 +327,34 @@ class SequenceGrammar:
         self._matcher: Any = None
         self.fault: str | None = None  # see ``TokenGrammar``
         self._last: int | None = None  # the token that came last
+        self._spent = 0.0  # seconds of processor time
         self.num_tokens = 0
 
     def accept(self, token_ids: Int32Array) -> None:
         """See ``TokenGrammar``."""
         matcher = self._matcher_now()
+        start = time.thread_time()
         for token in token_ids.tolist():
             if self.fault is None and not matcher.accept_token(token):
                 self.fault = _WRONG_MASK
             self._last = token
         self.num_tokens += len(token_ids)
+        self._charge(time.thread_time() - start, len(token_ids))
+
+    def _charge(self, seconds: float, tokens: int) -> None:
+        """Count processor time that everybody waited for, and end what takes too much of it.
+
+        A structure that can be read in many ways may begin fast and get slower with every token.
+        """
+        self._spent += seconds
+        allowed = SPENT_SECONDS + MEAN_SECONDS * self.num_tokens
+        if seconds > MASK_SECONDS * max(tokens, 1):
+            self.fault = too_slow("the structure", seconds / max(tokens, 1))
+        elif self._spent > allowed:
+            self.fault = (
+                f"the structure took {self._spent:.2g} s for {self.num_tokens} tokens, and "
+                f"{allowed:.2g} s are allowed. hint: avoid rules that can be read in many ways"
+            )
 
     def fill(self, drafts: Int32Array, words: Int32Array) -> int:
         """See ``TokenGrammar``."""
@@ -344,9 +369,8 @@ class SequenceGrammar:
             matcher.traverse_draft_tree(following, np.full_like(nodes, -1), tokens, words)
         else:
             matcher.fill_next_token_bitmask(words, 0)
-        seconds = (time.thread_time() - start) / (count + 1)
-        if seconds > MASK_SECONDS:
-            self.fault = too_slow("the structure", seconds)
+        self._charge(time.thread_time() - start, count + 1)
+        if self.fault is not None:
             return -1
         return self._judge(drafts, words)
 

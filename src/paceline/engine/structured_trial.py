@@ -16,6 +16,8 @@ import numpy as np
 from paceline.arrays import Int32Array
 from paceline.errors import RequestError
 
+# What a sequence may take in all: so much, and so much a token.
+SPENT_SECONDS, MEAN_SECONDS = 1.0, 0.02
 MASK_SECONDS = 0.25  # of processor time that one mask may take; most take microseconds
 _TOKENS = 12  # of a text that is tried
 _COMPARED = 3  # places at which every token of a mask is tried
