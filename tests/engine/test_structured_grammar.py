@@ -247,6 +247,19 @@ def wait(outputs: StructuredOutputs, sampling: SamplingParams) -> Any:
     return future.result(timeout=30)
 
 
+def test_what_was_prepared_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache may have let go of it meanwhile, and the engine's thread must not wait."""
+    structured = compiler()
+    sampling = asking(regex="[a-z]+")
+    prepared = structured.prepare(sampling)
+    assert prepared is not None
+    prepared.result()
+    structured._cache.clear()
+    monkeypatch.setattr(structured, "prepare", None)
+    (grammar,) = structured.sequence_grammars(sampling, prepared)
+    assert isinstance(grammar, SequenceGrammar)
+
+
 def test_a_compilation_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 

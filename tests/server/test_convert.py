@@ -419,3 +419,10 @@ def test_tools_in_the_template_of_qwen() -> None:
     assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>' in text
     assert "<tool_response>\nsunny\n</tool_response>" in text
     assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_texts_to_tokenise_are_bounded() -> None:
+    most = 16 * context().max_model_len
+    assert most < 1 << 20
+    with pytest.raises(APIError, match="has 1048577 characters, and at most 1048576"):
+        tokenize(TokenizeRequest(prompt="x" * ((1 << 20) + 1)), context())

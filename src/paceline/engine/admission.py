@@ -6,6 +6,7 @@ import dataclasses
 import numbers
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,15 @@ class Admission:
             self.structured = StructuredOutputs(tokenizer, vocab_size, self.eos_token_ids)
 
     def make_request(
-        self, request_id: str, prompt: Prompt, sampling: SamplingParams, *, stream: bool = False
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        prepared: Future[Any] | None = None,
     ) -> Request:
-        """Tokenise and check one request."""
+        """Tokenise and check one request. prepared: of ``StructuredOutputs.prepare``, if called."""
         if not isinstance(sampling, SamplingParams):
             raise RequestError(
                 f"sampling_params must be a SamplingParams, got {type(sampling).__name__}"
@@ -59,17 +66,17 @@ class Admission:
             stream=stream,
         )
         if sampling.structured_outputs is not None:
-            self._set_grammars(request)
+            self._set_grammars(request, prepared)
         return request
 
-    def _set_grammars(self, request: Request) -> None:
+    def _set_grammars(self, request: Request, prepared: Future[Any] | None) -> None:
         """Give every sequence its grammar; waits for the compiler if nobody did before."""
         if self.structured is None:
             raise RequestError(
                 "structured outputs need a tokenizer, but skip_tokenizer_init is set. hint: start "
                 "without it"
             )
-        grammars = self.structured.sequence_grammars(request.sampling)
+        grammars = self.structured.sequence_grammars(request.sampling, prepared)
         for sequence, grammar in zip(request.sequences, grammars, strict=True):
             sequence.grammar = grammar
 

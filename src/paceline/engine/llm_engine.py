@@ -103,11 +103,22 @@ class LLMEngine:
         return None if structured is None else structured.prepare(sampling)
 
     def make_request(
-        self, request_id: str, prompt: Prompt, sampling: SamplingParams, *, stream: bool = False
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        prepared: Future[Any] | None = None,
     ) -> Request:
-        """Tokenise and check a request without queueing it. Raises RequestError."""
+        """Tokenise and check a request without queueing it. Raises RequestError.
+
+        prepared: what ``prepare`` returned for it, so that nothing is compiled again.
+        """
         self._check_open()
-        request = self._admission.make_request(request_id, prompt, sampling, stream=stream)
+        request = self._admission.make_request(
+            request_id, prompt, sampling, stream=stream, prepared=prepared
+        )
         self.core.scheduler.check_request(request)
         return request
 

@@ -137,14 +137,18 @@ class StructuredOutputs:
         ).start()
         return future
 
-    def sequence_grammars(self, sampling: SamplingParams) -> list[SequenceGrammar]:
+    def sequence_grammars(
+        self, sampling: SamplingParams, prepared: Future[Compiled] | None = None
+    ) -> list[SequenceGrammar]:
         """A grammar at its beginning for each of a request's ``n`` sequences, none if its form is
         free; waits until it is compiled.
+
+        prepared: what ``prepare`` returned for it; the cache may have let go of that since.
 
         Raises:
             RequestError: the structure cannot be used, or nothing could end its text.
         """
-        future = self.prepare(sampling)
+        future = prepared or self.prepare(sampling)
         if future is None:
             return []
         compiled = future.result()

@@ -54,6 +54,9 @@ _SAMPLING_NAMES = (
 )
 T = TypeVar("T")
 
+# Characters of a text that `/tokenize` takes: ids of long texts take a hundred times their memory.
+_MOST_TOKENISED, _PER_TOKEN = 1 << 20, 16  # or so many a token of the context
+
 
 @dataclass(frozen=True, slots=True)
 class ServingContext:
@@ -153,6 +156,14 @@ def tokenize(body: TokenizeRequest, context: ServingContext) -> dict[str, Any]:
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None
         prompt, param = _render(body, context, tools), "messages"
         special = bool(body.add_special_tokens)
+    most = max(_MOST_TOKENISED, _PER_TOKEN * context.max_model_len)
+    if len(prompt) > most:
+        raise APIError(
+            400,
+            f"the text has {len(prompt)} characters, and at most {most} are tokenised at a time. "
+            "hint: send parts of it",
+            param=param,
+        )
     ids = _attributed(
         param, type(body), lambda: tokenizer.encode(prompt, add_special_tokens=special)
     )

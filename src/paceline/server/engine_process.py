@@ -132,13 +132,12 @@ class EngineLoop:
     def _admit(self, message: AddRequest, prepared: Future[Any] | None) -> None:
         name = message.request_id
         try:
-            if prepared is not None:
-                prepared.result()
             request = self.engine.make_request(
                 name,
                 {"prompt_token_ids": message.prompt_token_ids},
                 message.sampling,
                 stream=message.stream,
+                prepared=prepared,
             )
             request.keep_rounds = message.keep_rounds
             self.engine.add_request(request)
