@@ -243,10 +243,11 @@ class SlowCompiler:
     """Stands before ``LLMEngine.prepare``: a grammar is ready once the test says so."""
 
     def __init__(self, engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.done: Future[None] = Future()
+        self.done: Future[Any] = Future()
+        self.prepare_now = engine.prepare
         monkeypatch.setattr(engine, "prepare", self)
 
-    def __call__(self, sampling: SamplingParams) -> Future[None] | None:
+    def __call__(self, sampling: SamplingParams) -> Future[Any] | None:
         return None if sampling.structured_outputs is None else self.done
 
 
@@ -265,7 +266,9 @@ def test_others_run_while_a_grammar_is_compiled(
         if not compiler.done.done():
             assert not channel.of("shaped")
             if any(d.finish_reason for d in channel.of("free")):
-                compiler.done.set_result(None)
+                compiled = compiler.prepare_now(shaped)
+                assert compiled is not None
+                compiler.done.set_result(compiled.result(30))
             return [] if not channel.batches else receive(timeout)
         return receive(0.0) if not channel.of("shaped") else receive(timeout)
 
