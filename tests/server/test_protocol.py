@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -205,3 +206,11 @@ def test_bodies_have_a_json_schema() -> None:
         assert schema["additionalProperties"] is False
     structured = CompletionRequest.model_json_schema()["$defs"]["StructuredOutputs"]
     assert "json" in structured["properties"]
+
+
+def test_a_body_of_a_million_faults_is_refused_without_listing_them() -> None:
+    body = '{"prompt": [' + "true," * 200_000 + "1]}"
+    start = time.thread_time()
+    with pytest.raises(APIError, match=r"the body has \d{6} values of a wrong type"):
+        parse_body(CompletionRequest, body)
+    assert time.thread_time() - start < 3

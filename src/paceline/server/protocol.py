@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails, from_json, to_json
 from paceline.no_effect import NoEffect, closest
 from paceline.server.errors import APIError
 
+_MOST_FAULTS = 10_000
 _WITHOUT_EFFECT = (
     "metadata",
     "prompt_cache_key",
@@ -277,6 +278,12 @@ def parse_body(kind: type[BodyT], data: bytes | bytearray | str) -> BodyT:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
+        if error.error_count() > _MOST_FAULTS:  # to list them would take seconds, and gigabytes
+            raise APIError(
+                400,
+                f"the body has {error.error_count()} values of a wrong type. hint: send a short "
+                "one like it, and the answer will name the field",
+            ) from None
         faults = error.errors(include_url=False, include_context=False)
     unused = {f["loc"][0] for f in faults if _changes_nothing(f)}
     if unused:
