@@ -375,9 +375,9 @@ def test_a_file_with_a_misspelt_flag(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("flags.yaml", "port: 1", "neither .json nor .toml"),
+        ("flags.ini", "port: 1", "no .json, .toml, .yaml or .yml"),
         ("flags.json", "{", "cannot be read"),
-        ("flags.json", "[1]", "no JSON object"),
+        ("flags.json", "[1]", "no settings by name"),
         ("flags.toml", "port 1", "cannot be read"),
     ],
 )
