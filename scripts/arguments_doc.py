@@ -18,6 +18,7 @@ from paceline.engine_args import NO_EFFECT, EngineArgs
 from paceline.no_effect import NoEffect
 from paceline.sampling_params import NO_EFFECT as SAMPLING_NO_EFFECT
 from paceline.sampling_params import SamplingParams
+from paceline.server.settings import NO_EFFECT as SERVER_NO_EFFECT
 from paceline.server.settings import ServerSettings
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "arguments.md"
@@ -56,8 +57,11 @@ Names and meanings are vLLM's where it has them. On the command line every engin
 sampling parameter is a flag: `max_num_seqs` is `--max-num-seqs`, and a flag that is on by default
 is turned off with `--no-`, as in `--no-enable-prefix-caching`. `--kv-cache-memory-bytes` takes
 `4GiB` or `512MB` too, `--max-model-len` and `--max-num-batched-tokens` take `1k` (1000) or `1K`
-(1024), `--max-model-len auto` is the default, `--stop` may be given several times,
+(1024), `--max-model-len auto` is the default, `--allowed-origins` takes vLLM's JSON list, `["*"]`,
+too, `--stop` may be given several times,
 `--stop-token-ids` takes `5,6`, and `--logit-bias` takes JSON. `-tp` is `--tensor-parallel-size`.
+Names may be written with underscores, `--max_num_seqs 8`, and an object key by key:
+`--speculative-config.method ngram --speculative-config.num_speculative_tokens 5`.
 
 ## Engine arguments
 
@@ -110,6 +114,10 @@ check`, with `--json` as one JSON object.
 
 Accepted with these values, so that a program need not be edited. Any other value is an error that
 says why. Engine arguments:
+"""
+
+AFTER_ENGINE_NO_EFFECT = """\
+Flags of `paceline serve`:
 """
 
 AFTER_NO_EFFECT = """\
@@ -172,7 +180,11 @@ def server_rows() -> Iterable[tuple[str, ...]]:
             kind, default = "switch", "off"
         choices = ", ".join(f"`{choice}`" for choice in f.metadata["choices"])
         meaning = f.metadata["help"] + (f"; one of {choices}" if choices else "")
-        yield f"`--{f.name.replace('_', '-')}`", kind, default, meaning
+        yield f"`{_flag(f.name)}`", kind, default, meaning
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def no_effect_rows(table: Mapping[str, NoEffect]) -> Iterable[tuple[str, ...]]:
@@ -199,6 +211,11 @@ def render() -> str:
         table(("flag", *head[1:]), server_rows()),
         AFTER_SERVER,
         table(("argument", "accepted", "why nothing else"), no_effect_rows(NO_EFFECT)),
+        AFTER_ENGINE_NO_EFFECT,
+        table(
+            ("flag", "accepted", "why nothing else"),
+            no_effect_rows({_flag(name): entry for name, entry in SERVER_NO_EFFECT.items()}),
+        ),
         AFTER_NO_EFFECT,
         table(("parameter", "accepted", "why nothing else"), no_effect_rows(SAMPLING_NO_EFFECT)),
     ]

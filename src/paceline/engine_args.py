@@ -192,17 +192,21 @@ _FROM_CONFIG = "the model's own configuration is used as it is"
 _COPY = "copy the model's directory and change config.json there"
 _NO_KV_TRANSFER = "the KV cache stays in this process"
 _SCHEDULER = "the scheduler has no such mode"
+_ONE_BACKEND = "structured outputs have one backend, xgrammar"
+_SPACES = "send `disable_any_whitespace` in `structured_outputs`"
 
 NO_EFFECT: dict[str, NoEffect] = {
     # Parallelism and processes.
     "tensor_parallel_size": NoEffect((1,), _ONE_PROCESS),
     "pipeline_parallel_size": NoEffect((1,), _ONE_PROCESS),
     "data_parallel_size": NoEffect((1,), _ONE_PROCESS),
-    "data_parallel_backend": NoEffect((None, "mp"), _ONE_PROCESS),
     "decode_context_parallel_size": NoEffect((1,), _ONE_PROCESS),
     "prefill_context_parallel_size": NoEffect((1,), _ONE_PROCESS),
     "enable_expert_parallel": NoEffect((False,), _ONE_PROCESS),
     "speculative_draft_tensor_parallel_size": NoEffect((None, 1), _ONE_PROCESS),
+    "data_parallel_backend": NoEffect(
+        (None, "mp"), _ONE_PROCESS, "for several copies run several servers behind a proxy"
+    ),
     "distributed_executor_backend": NoEffect((None, "uni", "mp"), _ONE_PROCESS),
     "max_parallel_loading_workers": NoEffect((None,), _ONE_PROCESS),
     "worker_cls": NoEffect(("auto",), _ONE_PROCESS),
@@ -252,12 +256,27 @@ NO_EFFECT: dict[str, NoEffect] = {
     "enable_prompt_embeds": NoEffect((False,), _TEXT_ONLY),
     "logits_processors": NoEffect((None, []), "custom logits processors are not supported"),
     "logits_processor_pattern": NoEffect((None,), "custom logits processors are not supported"),
+    "guided_decoding_backend": NoEffect((None, "auto", "xgrammar"), _ONE_BACKEND),
+    "guided_decoding_disable_fallback": NoEffect((True, False), _ONE_BACKEND),
+    "guided_decoding_disable_any_whitespace": NoEffect(
+        (False,), "requests say it themselves", _SPACES
+    ),
+    "guided_decoding_disable_additional_properties": NoEffect(
+        (False,), "schemas are taken as they are", "set `additionalProperties` in the schema"
+    ),
+    "structured_outputs_config": NoEffect(
+        (None, {}, {"backend": "auto"}, {"backend": "xgrammar"}), _ONE_BACKEND
+    ),
     "enable_lora": NoEffect((False,), _NO_LORA),
     "qlora_adapter_name_or_path": NoEffect((None,), _NO_LORA),
     # Memory and scheduling.
     "cpu_offload_gb": NoEffect((0,), "weights lie where the model runs"),
     "enable_sleep_mode": NoEffect((False,), "weights stay loaded"),
-    "performance_mode": NoEffect(("balanced",), _SCHEDULER),
+    "performance_mode": NoEffect(
+        (None, "balanced"),
+        "there are no modes",
+        "`max_num_seqs` and `max_num_batched_tokens` bound a step; `paceline bench` compares",
+    ),
     "num_scheduler_steps": NoEffect((1,), _SCHEDULER),
     "num_lookahead_slots": NoEffect((0,), _SCHEDULER),
     "scheduler_delay_factor": NoEffect((0,), _SCHEDULER),

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from model_dirs import write_model
-from paceline.cli import flags, main, prompts
+from paceline.cli import flags, main, parser, prompts
 from paceline.engine_args import NO_EFFECT, EngineArgs
 from paceline.errors import EngineError, RequestError
 from paceline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -577,14 +577,14 @@ def test_interrupt_is_quiet() -> None:
 
 
 def test_no_effect_table_has_flags_of_both_kinds() -> None:
-    parser = flags.Parser(prog="x")
-    flags.add_engine_flags(parser)
-    namespace = parser.parse(["--disable-custom-all-reduce", "--compilation-config", "{}"])
-    assert flags.given(namespace, "engine") == {
+    made = parser.Parser(prog="x")
+    flags.add_engine_flags(made)
+    namespace = made.parse(["--disable-custom-all-reduce", "--compilation-config", "{}"])
+    assert parser.given(namespace, "engine") == {
         "disable_custom_all_reduce": True,
         "compilation_config": {},
     }
-    assert set(flags.given(namespace, "engine")) <= set(NO_EFFECT)
+    assert set(parser.given(namespace, "engine")) <= set(NO_EFFECT)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,12 @@ import os
 import signal
 import time
 from collections import Counter
+from typing import Any
 
 import httpx
+import pytest
 
+from paceline.server.engine_handle import EngineHandle
 from server.serving import RunningServer, wait_for
 
 STREAMS, WHOLE = 64, 16
@@ -75,3 +78,25 @@ def test_everybody_gets_an_error_within_a_second() -> None:
         assert time.monotonic() - began < 1.0
         wait_for(server.is_idle, 30.0)
         assert server.post("/v1/completions", **body(0, 4)).status_code == 200
+
+
+def test_a_start_that_is_given_up_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: list[asyncio.subprocess.Process] = []
+    spawn = asyncio.create_subprocess_exec
+
+    async def slowly(*args: str, **options: Any) -> asyncio.subprocess.Process:
+        processes.append(await spawn(*args, **options))
+        await asyncio.sleep(0.1)
+        return processes[-1]
+
+    async def main() -> None:
+        start = asyncio.create_task(EngineHandle.start(lambda _: None, lambda _: None))
+        while not processes:
+            await asyncio.sleep(0)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+    asyncio.run(main())
+    assert processes[0].returncode == -signal.SIGKILL

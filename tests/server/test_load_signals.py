@@ -20,9 +20,7 @@ import httpx
 import pytest
 
 import paceline
-from paceline.cli import main, serve
-from paceline.errors import ConfigError
-from paceline.server.settings import ServerSettings
+from paceline.cli import main
 from server.serving import wait_for
 
 SOURCE = Path(paceline.__file__).parents[1]
@@ -306,83 +304,3 @@ def test_the_api_process_never_imports_torch() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-
-
-# ---- the configuration file ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], ServerSettings]]:
-    """What the command would have served, instead of serving it."""
-    calls: list[tuple[dict[str, Any], ServerSettings]] = []
-
-    class Stub:
-        async def run(self) -> int:
-            return 0
-
-    def record(engine: dict[str, Any], settings: ServerSettings) -> Any:
-        calls.append((engine, settings))
-        return Stub()
-
-    monkeypatch.setattr(serve, "_make", record)
-    return calls
-
-
-@pytest.mark.parametrize("kind", ["json", "toml"])
-def test_flags_from_a_file_and_those_that_win(
-    kind: str, tmp_path: Path, made: list[tuple[dict[str, Any], ServerSettings]]
-) -> None:
-    path = tmp_path / f"flags.{kind}"
-    if kind == "json":
-        content = {
-            "model": "paceline/demo",
-            "port": 1234,
-            "served-model-name": ["a", "b"],
-            "enable_prefix_caching": False,
-            "restart-engine": True,
-            "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
-            "max_num_seqs": 7,
-            "host": None,
-        }
-        path.write_text(json.dumps(content))
-    else:
-        path.write_text(
-            'model = "paceline/demo"\nport = 1234\nserved-model-name = ["a", "b"]\n'
-            "enable_prefix_caching = false\nrestart-engine = true\nmax_num_seqs = 7\n"
-            "[speculative_config]\nmethod = 'ngram'\nnum_speculative_tokens = 2\n"
-        )
-    assert main.main(["serve", "--config", str(path), "--max-num-seqs", "9"]) == 0
-    assert main.main(["serve", "other", "--no-restart-engine", f"--config={path}"]) == 0
-    (engine, settings), (second, second_settings) = made
-    assert engine["model"] == "paceline/demo"
-    assert engine["max_num_seqs"] == 9
-    assert engine["enable_prefix_caching"] is False
-    assert json.loads(engine["speculative_config"])["num_speculative_tokens"] == 2
-    assert (settings.port, settings.served_model_name) == (1234, ("a", "b"))
-    assert settings.restart_engine
-    assert second["max_num_seqs"] == 7
-    assert not second_settings.restart_engine
-
-
-def test_a_file_with_a_misspelt_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "flags.json"
-    path.write_text('{"prot": 1}')
-    with pytest.raises(SystemExit):
-        main.main(["serve", "paceline/demo", "--config", str(path)])
-    assert "did you mean `--port`?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("flags.ini", "port: 1", "no .json, .toml, .yaml or .yml"),
-        ("flags.json", "{", "cannot be read"),
-        ("flags.json", "[1]", "no settings by name"),
-        ("flags.toml", "port 1", "cannot be read"),
-    ],
-)
-def test_files_that_cannot_be_read(name: str, content: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        serve.read_config_file(path)

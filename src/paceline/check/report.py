@@ -39,7 +39,8 @@ class Fault:
         return cls(cause.strip().removesuffix("."), hint.strip(), about_memory, argument)
 
     def __str__(self) -> str:
-        return f"{self.cause}. hint: {self.hint}" if self.hint else self.cause
+        end = "" if self.cause.endswith("?") else "."
+        return f"{self.cause}{end} hint: {self.hint}" if self.hint else self.cause
 
 
 @dataclass(frozen=True)

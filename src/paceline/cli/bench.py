@@ -30,18 +30,16 @@ from paceline.bench.workload import (
     seeded,
 )
 from paceline.cli.flags import (
-    Parser,
     add_engine_flags,
     add_sampling_flags,
     engine_assignment,
-    given,
     positive_number,
     whole_number,
 )
 from paceline.cli.main import INTERRUPTED
+from paceline.cli.parser import Parser, given
 from paceline.cli.prompts import PromptItem, chat_warning, read_prompt_file
 from paceline.cli.requests import token_ids
-from paceline.cli.vllm_flags import BENCHES
 from paceline.config import EngineConfig
 from paceline.log import configure_logging
 from paceline.sampling_params import SamplingParams
@@ -231,10 +229,6 @@ def _request_count(text: str) -> int:
 
 
 def _take_model(parser: Parser, options: argparse.Namespace, engine: dict[str, Any]) -> None:
-    if options.positional and options.positional[0] in BENCHES:
-        name = options.positional[0]
-        if not Path(name).exists():
-            parser.error(f"vLLM's `bench {name}` is not here. hint: {BENCHES[name]}")
     if "model" not in engine and options.positional:
         engine["model"] = options.positional.pop(0)
     if "model" not in engine:

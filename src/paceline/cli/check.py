@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.check import run_checks
 from paceline.check.report import CheckReport, Fault
-from paceline.cli.flags import Parser, add_engine_flags, given
+from paceline.cli.flags import add_engine_flags
+from paceline.cli.parser import Parser, given
 from paceline.cli.spelling import with_flags
 from paceline.engine_args import EngineArgs
-
-_REFUSED = object()  # stands for a value that its flag cannot read
 
 
 def run(argv: Sequence[str]) -> int:
@@ -23,7 +20,7 @@ def run(argv: Sequence[str]) -> int:
 
     Unknown flags, and values that a flag cannot read, are faults like all others.
     """
-    parser = _Parser(
+    parser = Parser(
         prog="paceline check",
         usage="paceline check MODEL [--json] [flags]",
         description="Find every fault of a configuration and show the memory plan.",
@@ -32,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_flags(parser)
     namespace, faults = parser.parse_all(argv)
-    engine = {name: one for name, one in given(namespace, "engine").items() if one is not _REFUSED}
+    engine = given(namespace, "engine")
     if "model" not in engine and namespace.positional:
         engine["model"] = namespace.positional.pop(0)
     if "model" not in engine:
@@ -62,34 +59,3 @@ def _spell_as_flags(report: CheckReport) -> None:
     report.faults = [
         dataclasses.replace(fault, hint=with_flags(fault.hint)) for fault in report.faults
     ]
-
-
-class _Parser(Parser):
-    """Goes on behind a wrong flag, so that all of them are found in one go."""
-
-    def parse_all(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[Fault]]:
-        """What could be read, with ``_REFUSED`` where a value could not, and the faults."""
-        faults: list[Fault] = []
-        for action in self._actions:
-            if callable(action.type):
-                action.type = functools.partial(_read_value, action, action.type, faults)
-        strays = {stray.place: stray.message for stray in self.stray_values(argv)}
-        faults += map(Fault.from_message, strays.values())
-        rest_of = [one for place, one in enumerate(argv) if place not in strays]
-        namespace, rest = self.parse_known_intermixed_args(rest_of)
-        unknown = [flag for flag in rest if flag.startswith("-")]
-        faults += [Fault.from_message(self.about_unknown(flag)) for flag in unknown]
-        return namespace, faults
-
-
-def _read_value(
-    action: argparse.Action, read: Callable[[str], Any], faults: list[Fault], text: str
-) -> Any:
-    try:
-        return read(text)
-    except argparse.ArgumentTypeError as error:
-        name = action.dest.partition(".")[2]
-        cause = f"{action.option_strings[0]}: {error}"
-        hint = "correct it or leave it out"
-        faults.append(Fault.from_message(f"{cause}. hint: {hint}", argument=name))
-        return _REFUSED

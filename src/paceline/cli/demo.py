@@ -16,7 +16,7 @@ from paceline import LLM, SamplingParams
 from paceline.bench.engines import describe_machine
 from paceline.bench.measure import ChosenLength, Run, measure
 from paceline.bench.spread import Spread, bounds_name, spread
-from paceline.cli.flags import Parser
+from paceline.cli.parser import Parser
 from paceline.log import configure_logging
 
 TARGET, DRAFTER = "paceline/demo", "paceline/demo-draft"

@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
-from typing import Any, NamedTuple, NoReturn, get_type_hints
+from typing import Any, get_type_hints
 
-from paceline.cli.main import print_error
-from paceline.cli.vllm_flags import absent
-from paceline.engine_args import NO_EFFECT, EngineArgs, join_problems
-from paceline.no_effect import NoEffect, closest
+from paceline.cli.parser import JSON
+from paceline.engine_args import NO_EFFECT, EngineArgs
+from paceline.no_effect import NoEffect
 from paceline.sampling_params import SamplingParams
 
 _MOST_DIGITS = 100  # more than any argument can use, and fewer than ``int`` refuses
@@ -27,6 +26,7 @@ _SHORT = {
     "tensor_parallel_size": ("-tp", "--tp"),
     "pipeline_parallel_size": ("-pp", "--pp"),
     "data_parallel_size": ("-dp", "--dp"),
+    "api_server_count": ("-asc",),
 }
 
 _SAMPLING_HELP = {
@@ -55,77 +55,6 @@ _SAMPLING_HELP = {
 _SAMPLING_DEFAULTS = {"seed": None, "max_tokens": None}  # not SamplingParams' own here
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser with our error form and suggestions for misspelt flags."""
-
-    def __init__(self, **options: Any) -> None:
-        # Abbreviations would change meaning when a flag is added.
-        super().__init__(allow_abbrev=False, **options)
-
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse, with flags and positional arguments in any order. Exits with 2 on wrong usage."""
-        for stray in self.stray_values(argv):
-            self.error(stray.message)
-        namespace, rest = self.parse_known_intermixed_args(list(argv))
-        if rest:
-            unknown = [one for one in rest if one.startswith("-")] or rest[:1]
-            self.error(join_problems([self.about_unknown(one) for one in unknown]))
-        return namespace
-
-    def about_unknown(self, argument: str) -> str:
-        """What to say of an argument that no flag has taken."""
-        flag = argument.partition("=")[0]
-        vllms = absent(flag)
-        if vllms is not None:
-            return f"vLLM's `{flag}` is not here: {vllms.why}. hint: {vllms.hint}"
-        known = [option for action in self._actions for option in action.option_strings]
-        close = closest(flag, known)
-        hint = f"did you mean `{close}`?" if close else f"`{self.prog} --help` shows all"
-        return f"unknown argument `{flag}`. hint: {hint}"
-
-    def stray_values(self, argv: Sequence[str]) -> list[StrayValue]:
-        """Every True and False behind a flag that takes no value."""
-        switches = {
-            option: action
-            for action in self._actions
-            if action.nargs == 0
-            for option in action.option_strings
-        }
-        strays: list[StrayValue] = []
-        for place, argument in enumerate(argv):
-            flag, equals, value = argument.partition("=")
-            word, index = value, place
-            if not equals and place + 1 < len(argv):
-                word, index = argv[place + 1], place + 1
-            if flag in switches and word.lower() in ("true", "false"):
-                strays.append(StrayValue(index, _about_stray(flag, switches[flag], word)))
-        return strays
-
-    def error(self, message: str) -> NoReturn:
-        if " hint: " not in message:
-            end = "" if message.endswith(("?", "!", ".")) else "."
-            message += f"{end} hint: `{self.prog} --help` shows all arguments"
-        print_error(message)
-        raise SystemExit(2)
-
-
-class StrayValue(NamedTuple):
-    """A value that belongs to no flag: where it stands among the arguments, and what to say."""
-
-    place: int
-    message: str
-
-
-def _about_stray(flag: str, action: argparse.Action, word: str) -> str:
-    hint = f"leave `{word}` out, or give it before the flag"
-    if isinstance(action, argparse.BooleanOptionalAction):
-        on, off = action.option_strings[0], action.option_strings[-1]
-        hint = f"write `{on if word.lower() == 'true' else off}` alone"
-        if flag == off:
-            hint = f"write `{on}` or `{off}` alone"
-    return f"`{flag}` takes no value, but `{word}` follows it. hint: {hint}"
-
-
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """A flag for every engine argument, and hidden ones for vLLM's that have no effect."""
     group = parser.add_argument_group("engine arguments")
@@ -140,16 +69,16 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--speculative-config",
         dest="engine.speculative_config",
         default=argparse.SUPPRESS,
-        metavar="JSON",
+        metavar=JSON,
         help="vLLM's form of the speculative arguments",
     )
-    add_hidden_flags(parser, NO_EFFECT, "engine")
+    add_no_effect_flags(parser, NO_EFFECT, "engine")
 
 
-def add_hidden_flags(
+def add_no_effect_flags(
     parser: argparse.ArgumentParser, table: Mapping[str, NoEffect], group: str
 ) -> None:
-    """Flags of vLLM's that have no effect; ``given`` finds them in this group."""
+    """Hidden flags for vLLM's names that change nothing here; ``group`` as for ``given``."""
     for name, entry in table.items():
         is_flag = any(isinstance(one, bool) for one in entry.accepted or ())
         is_flag = is_flag or (entry.accepted is None and name.startswith(("disable_", "use_")))
@@ -175,19 +104,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
             options["metavar"] = "IDS"
         elif f.name in ("logit_bias", "structured_outputs"):
             options["type"] = _json_object
-            options["metavar"] = "JSON"
+            options["metavar"] = JSON
         flag = "--sampling-seed" if f.name == "seed" else _flag(f.name)
         group.add_argument(flag, **options)
-
-
-def given(namespace: argparse.Namespace, group: str) -> dict[str, Any]:
-    """The flags of one group ("engine" or "sampling") that were given, by argument name."""
-    prefix = f"{group}."
-    return {
-        name.removeprefix(prefix): value
-        for name, value in vars(namespace).items()
-        if name.startswith(prefix)
-    }
 
 
 def engine_assignment(text: str) -> tuple[str, Any]:
@@ -231,6 +150,19 @@ def positive_number(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return number
+
+
+def text_list(text: str) -> list[str]:
+    """One text, or several as a JSON list, as vLLM has them."""
+    if not text.lstrip().startswith("["):
+        return [text]
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON list of texts")
+    return values
 
 
 def decimal_number(text: str) -> float:
@@ -294,7 +226,7 @@ def _options(kind: Any, dest: str) -> dict[str, Any]:
     if kind is float:
         return {**options, "type": decimal_number, "metavar": "X"}
     if kind is _literal:
-        return {**options, "type": _literal}
+        return {**options, "type": _literal, "metavar": JSON}
     return {**options, "metavar": "TEXT"}
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.check import print_report
-from paceline.cli.flags import Parser, add_engine_flags, add_sampling_flags, given
+from paceline.cli.flags import add_engine_flags, add_sampling_flags
 from paceline.cli.main import INTERRUPTED, print_error
 from paceline.cli.output import OutputWriter
+from paceline.cli.parser import Parser, given
 from paceline.cli.prompts import PromptItem, chat_warning, read_prompt_file, read_prompts
 from paceline.cli.requests import check_items
 from paceline.engine_args import EngineArgs

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from paceline import __version__
-from paceline.cli import vllm_flags
+from paceline.cli.vllm_commands import about_command
 from paceline.errors import PacelineError
 
 # command -> what it does; its module is paceline.cli.<command>, with run(argv) -> exit status
@@ -66,16 +66,16 @@ def _dispatch(arguments: list[str]) -> int:
     if name in ("-V", "--version"):
         print(f"paceline {__version__}")
         return 0
+    vllms = about_command(arguments)
+    if vllms is not None:
+        print_error(vllms)
+        return 2
     if name not in COMMANDS:
-        if name in vllm_flags.COMMANDS:
-            print_error(f"vLLM's `{name}` is not here. hint: {vllm_flags.COMMANDS[name]}")
-            return 2
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean `{close[0]}`?" if close else f"commands: {', '.join(COMMANDS)}"
         print_error(f"unknown command `{name}`. hint: {hint}")
         return 2
-    rest = vllm_flags.translated(arguments[1:])
-    status: int = importlib.import_module(f"paceline.cli.{name}").run(rest)
+    status: int = importlib.import_module(f"paceline.cli.{name}").run(arguments[1:])
     return status
 
 

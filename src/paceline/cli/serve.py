@@ -8,37 +8,35 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import tomllib
+import itertools
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-import yaml
-
+from paceline.check.arguments import argument_faults
 from paceline.check.files import attempt
 from paceline.check.report import Fault
+from paceline.cli.argv import with_dashes
 from paceline.cli.check import print_report
+from paceline.cli.config_file import as_arguments, read_config_file
 from paceline.cli.flags import (
-    Parser,
     add_engine_flags,
-    add_hidden_flags,
+    add_no_effect_flags,
     byte_count,
     decimal_number,
-    given,
+    text_list,
     whole_number,
 )
-from paceline.cli.vllm_flags import SERVER_NO_EFFECT
+from paceline.cli.parser import Parser, given
 from paceline.engine.tokenizer import Tokenizer
 from paceline.engine_args import EngineArgs, join_problems
 from paceline.errors import ConfigError
 from paceline.hub import local_directory
 from paceline.log import configure_logging
-from paceline.no_effect import refusal
 from paceline.server.chat_template import check_named, read_template
-from paceline.server.settings import ServerSettings
+from paceline.server.settings import NO_EFFECT, ServerSettings
 
 if TYPE_CHECKING:
     from paceline.server.run import Serving
@@ -47,34 +45,72 @@ _INSTALL = 'run `pip install -c constraints.txt -e ".[serve]"` in your clone of 
 
 
 def run(argv: Sequence[str]) -> int:
-    """Serve until told to stop. Returns 0, 130 if it was told twice, or the check's status."""
+    """Serve until told to stop. Returns 0, 130 if it was told twice, or the check's status.
+
+    Everything that is wrong with flags and settings is said in one message.
+    """
     parser = _parser()
+    namespace, engine, faults = _read(parser, argv)
+    wrong_usage = bool(faults)
+    settings, problems = ServerSettings.read(**_server_keywords(namespace))
+    faults += map(Fault.from_message, problems)
+    if namespace.dry_run and "model" in engine:
+        known = [*faults, *_template_faults(engine, settings)]
+        return print_report(engine, as_json=namespace.json, known=known)
+    attempt(faults, read_template, settings.chat_template)
+    if faults:
+        message = join_problems([str(one) for one in [*faults, *_engine_faults(engine, faults)]])
+        if wrong_usage:
+            parser.error(message)
+        raise ConfigError(message)
+    return asyncio.run(_make(engine, settings).run())
+
+
+def _read(
+    parser: Parser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, dict[str, Any], list[Fault]]:
+    """What command line and configuration file say, the engine arguments of it, and its faults."""
+    argv = with_dashes(argv)
     filed = _read_config(parser, argv)
     model = filed.pop("model", None)
-    namespace = parser.parse([*_arguments(parser, filed, argv), *argv])
-    engine, server = given(namespace, "engine"), given(namespace, "server")
-    if "model" not in engine and namespace.positional:
-        engine["model"] = namespace.positional.pop(0)
-    if namespace.positional:
-        parser.error(f"one model at a time; what is `{namespace.positional[0]}`?")
-    if engine.setdefault("model", model) is None:
-        parser.error("no model. hint: `paceline serve MODEL`")
-    refused = [
-        refusal(name, value, SERVER_NO_EFFECT[name])
-        for name, value in given(namespace, "ignored").items()
-    ]
-    if any(refused):
-        parser.error(join_problems([message for message in refused if message]))
-    server = {name: tuple(v) if isinstance(v, list) else v for name, v in server.items()}
-    if "allowed_origins" in server:
-        server["allowed_origins"] = _from_json_lists(server["allowed_origins"])
-    settings = ServerSettings(**server)
-    if namespace.dry_run:
-        return print_report(
-            engine, as_json=namespace.json, known=_template_faults(engine, settings)
-        )
-    read_template(settings.chat_template)  # its faults come before the model is read
-    return asyncio.run(_make(engine, settings).run())
+    namespace, faults = parser.parse_all([*as_arguments(parser, filed, argv), *argv])
+    engine, positional = given(namespace, "engine"), namespace.positional
+    if "model" not in engine and positional:
+        model = positional.pop(0)
+    if positional and not faults:  # behind a wrong flag nobody can tell a value from a model
+        hint = f"`{parser.prog} --help` shows all arguments"
+        faults.append(Fault(f"one model at a time; what is `{positional[0]}`?", hint))
+    if model is not None:
+        engine.setdefault("model", model)
+    if "model" not in engine:
+        faults.append(Fault("no model", "`paceline serve MODEL`"))
+    return namespace, engine, faults
+
+
+def _read_config(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
+    """What the file of ``--config`` says, {} without one."""
+    before = Parser(prog=parser.prog, add_help=False)
+    before.add_argument("--config")
+    path = before.parse_known_args(list(argv))[0].config
+    return {} if path is None else read_config_file(Path(path).expanduser())
+
+
+def _server_keywords(namespace: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of ``ServerSettings.read``; flags that may be given several times as tuples."""
+    server = given(namespace, "server")
+    several = {f.name for f in fields(ServerSettings) if f.default == ()} & server.keys()
+    if "allowed_origins" in several:
+        server["allowed_origins"] = itertools.chain.from_iterable(server["allowed_origins"])
+    return server | {name: tuple(server[name]) for name in several}
+
+
+def _engine_faults(engine: dict[str, Any], known: list[Fault]) -> list[Fault]:
+    """What is wrong with the engine arguments by themselves, beside what is ``known``."""
+    if "model" not in engine:
+        return []
+    args, problems = EngineArgs.read(**engine)
+    faults = list(map(Fault.from_message, problems))
+    return faults + argument_faults(args, [*known, *faults])
 
 
 def _template_faults(engine: dict[str, Any], settings: ServerSettings) -> list[Fault]:
@@ -134,7 +170,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="JSON, TOML or YAML file of flags by name, such as port = 8080; flags given here win",
+        help="YAML, JSON or TOML file of flags by name, such as port: 8080; flags given here win",
     )
     parser.add_argument("--dry-run", action="store_true", help="the same as `paceline check`")
     parser.add_argument("--json", action="store_true", help="with --dry-run: one JSON object")
@@ -148,22 +184,9 @@ def _parser() -> Parser:
         if f.default not in (None, (), "") and not isinstance(f.default, bool):
             text += f" (default: {f.default})"
         group.add_argument(_flag(f.name), help=text, **options)
+    add_no_effect_flags(parser, NO_EFFECT, "server")
     add_engine_flags(parser)
-    add_hidden_flags(parser, SERVER_NO_EFFECT, "ignored")
     return parser
-
-
-def _from_json_lists(values: Sequence[str]) -> tuple[str, ...]:
-    """vLLM takes several origins as one JSON list."""
-    found: list[str] = []
-    for value in values:
-        try:
-            content = json.loads(value)
-        except ValueError:
-            content = value
-        is_list = isinstance(content, list) and all(isinstance(one, str) for one in content)
-        found += content if is_list else [value]
-    return tuple(found)
 
 
 def _flag(name: str) -> str:
@@ -181,75 +204,8 @@ def _options(name: str, kind: Any) -> dict[str, Any]:
         return {**options, "type": whole_number, "metavar": "N"}
     if kind is float:
         return {**options, "type": decimal_number, "metavar": "X"}
+    if name == "allowed_origins":  # vLLM takes a JSON list
+        return {**options, "nargs": "+", "action": "extend", "type": text_list, "metavar": "TEXT"}
     if kind == tuple[str, ...]:
         return {**options, "nargs": "+", "action": "extend", "metavar": "TEXT"}
     return {**options, "metavar": "TEXT"}
-
-
-# ---- the configuration file ----------------------------------------------------------------------
-
-
-def _read_config(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
-    """What the file of ``--config`` says, {} without one."""
-    before = Parser(prog=parser.prog, add_help=False)
-    before.add_argument("--config")
-    path = before.parse_known_args(list(argv))[0].config
-    return {} if path is None else read_config_file(Path(path))
-
-
-def _arguments(parser: Parser, filed: dict[str, Any], argv: Sequence[str]) -> list[str]:
-    """Settings of the file as command line arguments, without those that are given there."""
-    switches = {
-        option
-        for action in parser._actions
-        if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0
-        for option in action.option_strings
-    }
-    here = {argument.partition("=")[0] for argument in argv}
-    arguments: list[str] = []
-    for name, value in filed.items():
-        flag = _flag(name)
-        opposite = "--no-" + flag[2:]
-        if flag in ("--config", "--help"):
-            raise ConfigError(
-                f"a configuration file cannot have `{name}`. hint: give it on the command line"
-            )
-        if value is None or flag in here or opposite in here:
-            continue
-        if isinstance(value, bool) and flag in switches:
-            arguments.append(flag if value else opposite)
-            continue
-        for one in value if isinstance(value, list) else [value]:
-            text = json.dumps(one) if isinstance(one, dict) else str(one)
-            arguments.append(f"{flag}={text}")
-    return arguments
-
-
-def read_config_file(path: Path) -> dict[str, Any]:
-    """The settings in a JSON, TOML or YAML file, by name.
-
-    Raises:
-        ConfigError: no such file, another format, or not an object of settings.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".toml":
-            return tomllib.loads(text)
-        if path.suffix in (".yaml", ".yml"):
-            content = yaml.safe_load(text) or {}
-        elif path.suffix == ".json":
-            content = json.loads(text)
-        else:
-            raise ConfigError(
-                f"{path} is no .json, .toml, .yaml or .yml. hint: --config reads these formats"
-            )
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path} holds no settings by name. hint: for example port and max_num_seqs, as in "
-            '{"port": 8080, "max_num_seqs": 64}'
-        )
-    return {str(name): value for name, value in content.items()}

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.check.report import format_bytes, format_count
-from paceline.cli.flags import Parser, decimal_number, whole_number
+from paceline.cli.flags import decimal_number, whole_number
+from paceline.cli.parser import Parser
 from paceline.synth.shapes import DTYPE_BYTES, SHAPES
 
 if TYPE_CHECKING:

@@ -75,16 +75,23 @@ class EngineHandle:
     async def _spawn(self) -> None:
         source = str(Path(paceline.__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # the working directory is no place to import from
-            "-m",
-            self.module,
-            *self._addresses(),
-            stdin=asyncio.subprocess.PIPE,  # closes when this process dies, however it does
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # a terminal's Ctrl-C is for this process to deal with
+        spawning = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # the working directory is no place to import from
+                "-m",
+                self.module,
+                *self._addresses(),
+                stdin=asyncio.subprocess.PIPE,  # closes when this process dies, however it does
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # a terminal's Ctrl-C is for this process to deal with
+            )
         )
+        try:
+            self._process = await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            self._process = await spawning  # for ``close`` to end: nobody else would know of it
+            raise
         loop = asyncio.get_running_loop()
         loop.add_reader(self._readable, self._read)
         self._watcher = loop.create_task(self._watch(self._process))

@@ -103,8 +103,9 @@ class Serving:
                 raise
             return False
         finally:
-            self._starting.cancel()
-            self._starting = None
+            starting, self._starting = self._starting, None
+            starting.cancel()
+            await asyncio.wait([starting])  # until the process it may have made has ended
         return True
 
     def _load_tokenizer(self) -> Tokenizer:

@@ -1,0 +1,114 @@
+"""The file of ``--config``: flags by name, in YAML, JSON or TOML, as command line arguments.
+
+Every fault of a setting is then said by the same parser, in the same words. Must not import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.parser import JSON, Parser
+from paceline.errors import ConfigError
+
+_ONLY_HERE = ("--config", "--help")
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The settings in a YAML, JSON or TOML file, by name.
+
+    Raises:
+        ConfigError: no such file, another format, or not an object of settings.
+    """
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        raise ConfigError(
+            f"{path} has none of the endings {', '.join(_READERS)}. hint: --config reads these "
+            "formats"
+        )
+    try:
+        content = read(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise ConfigError(
+            f"{path} holds no settings by name. hint: one setting a line, such as port: 8080 "
+            'in YAML, or {"port": 8080, "max_num_seqs": 64} in JSON'
+        )
+    return content
+
+
+def _read_yaml(text: str) -> Any:
+    import yaml  # only those who have such a file pay for it
+
+    try:
+        return yaml.safe_load(text)  # plain values alone: a tag can name any Python object
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        raise ValueError(f"{where}{problem or error}") from error
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    ".yaml": _read_yaml,
+    ".yml": _read_yaml,
+    ".json": json.loads,
+    ".toml": tomllib.loads,
+}
+
+
+def as_arguments(parser: Parser, filed: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
+    """Settings of a file as command line arguments, without those that ``argv`` has.
+
+    Raises:
+        ConfigError: a setting that only the command line can have, or one that has true or false
+            in place of a text.
+    """
+    here = {_without_keys(argument.partition("=")[0]) for argument in argv}
+    actions = {option: action for action in parser._actions for option in action.option_strings}
+    arguments: list[str] = []
+    for name, value in filed.items():
+        flag = "--" + name.replace("_", "-")
+        if flag in _ONLY_HERE:
+            raise ConfigError(
+                f"a configuration file cannot have `{name}`. hint: give it on the command line"
+            )
+        if value is not None and here.isdisjoint((_without_keys(flag), _opposite(flag))):
+            arguments += _arguments(name, flag, value, actions)
+    return arguments
+
+
+def _arguments(
+    name: str, flag: str, value: Any, actions: Mapping[str, argparse.Action]
+) -> list[str]:
+    """One setting: several arguments where a list was given."""
+    action = actions.get(flag)
+    if isinstance(value, bool) and action is not None:
+        if action.nargs == 0:
+            named = flag if value else _opposite(flag)
+            return [named] if named in actions else []  # without an opposite, off is the default
+        if action.metavar != JSON:
+            raise ConfigError(
+                f"`{name}` is {str(value).lower()} in the configuration file, but it takes a "
+                "text or a number. hint: YAML takes on, off, yes and no for true and false; put "
+                'them in quotes, such as "on"'
+            )
+    values = value if isinstance(value, list) else [value]
+    return [f"{flag}={one if isinstance(one, str) else _text(one)}" for one in values]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict | list | bool) else str(value)
+
+
+def _opposite(flag: str) -> str:
+    return "--no-" + flag[2:]
+
+
+def _without_keys(flag: str) -> str:
+    """``--speculative-config`` of ``--speculative-config.method``."""
+    return flag.partition(".")[0]
