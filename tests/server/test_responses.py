@@ -176,6 +176,26 @@ def test_forced_calls() -> None:
     assert required["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize(
+    ("text", "one_call", "reason"),
+    [
+        ('[{"name": "f", "parameters": {"x": "a', False, "stop"),
+        ('[{"name": "f", "parameters": {"x": "a"}}', False, "tool_calls"),
+        ('[{"name": "f", "parameters": {}}, {"name": "f", "parameters": {"x', False, "stop"),
+        ('[{"name": "f", "parameters": {}}, {"name": "f", "parameters": {"x', True, "tool_calls"),
+        ('[{"name": "f", "para', False, "stop"),
+    ],
+)
+def test_a_call_that_a_stop_string_cut(text: str, one_call: bool, reason: str) -> None:
+    form = MessageForm(calls_required=True, one_call=one_call)
+    (choice,) = whole_chat(as_deltas(list(text)), form)["choices"]
+    assert choice["finish_reason"] == reason
+    assert not choice["message"]["content"]
+    if reason == "tool_calls":
+        for call in choice["message"]["tool_calls"]:
+            json.loads(call["function"]["arguments"])
+
+
 TEXTS = st.lists(
     st.sampled_from(["<think>", "</think>", CALL, CALL[:33], "<tool", "a", "é ", "\n"]), max_size=6
 ).map("".join)

@@ -143,6 +143,27 @@ def test_required_calls() -> None:
     expected = ("", [("f", '{"x": 1}'), ("g", "{}")])
     assert parse(required_calls_parser, list(text)) == expected
     assert parse(required_calls_parser, [text[:36]]) == ("", [("f", '{"x": 1')])
+    for end in range(28):  # the form is the grammar's, and no content
+        assert parse(required_calls_parser, list(text[:end])) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "number"),
+    [
+        (HermesToolParser, '<tool_call>{"name": "f", "arguments": {"x": 1', 0),
+        (HermesToolParser, '<tool_call>{"name": "f", "arguments": {"x": 1}', None),
+        (HermesToolParser, '<tool_call>{"name": "f", "argum', None),
+        (llama3_parser, '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {', 1),
+        (required_calls_parser, '[{"name": "f", "parameters": {}}', None),
+    ],
+)
+def test_the_call_that_is_not_whole(
+    make: Callable[[], ToolParser], text: str, number: int | None
+) -> None:
+    parser = make()
+    parser.push(text)
+    parser.finish()
+    assert parser.open_call == number
 
 
 def test_named_function() -> None:

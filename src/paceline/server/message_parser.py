@@ -70,7 +70,13 @@ class MessageParser:
         self._form = form
         self._reasoning = None if form.reasoning is None else ReasoningParser(form.reasoning)
         self._tools = form.make_tool_parser()
-        self.has_calls = False
+        self._has_calls = False
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether there are calls, and all of them are whole."""
+        cut = None if self._tools is None else self._tools.open_call
+        return self._has_calls and (cut is None or (self._form.one_call and cut > 0))
 
     def push(self, text: str) -> MessageDelta:
         """Take the next piece; what is now certain."""
@@ -104,5 +110,5 @@ class MessageParser:
                 last = calls.pop()
                 piece = last._replace(arguments=last.arguments + piece.arguments)
             calls.append(piece)
-        self.has_calls |= bool(calls)
+        self._has_calls |= bool(calls)
         return MessageDelta(reasoning, content, calls)

@@ -59,8 +59,10 @@ class _ChatAnswer:
         )
 
     def _finish_reason(self, delta: Delta) -> str | None:
-        """OpenAI's: a function that the client named ends with "stop" like any text."""
-        calls = self._parsers[delta.index].has_calls and self._form.called_function is None
+        """OpenAI's: a function that the client named ends with "stop" like any text, and so does a
+        call that a stop string cut.
+        """
+        calls = self._parsers[delta.index].ends_with_calls and self._form.called_function is None
         return "tool_calls" if calls and delta.finish_reason == "stop" else delta.finish_reason
 
     def _logprobs(self, positions: list[TokenLogprobs]) -> dict[str, Any] | None:

@@ -45,6 +45,10 @@ Piece = str | ToolDelta  # content, or part of a call
 class ToolParser(Protocol):
     """One output's parser."""
 
+    @property
+    def open_call(self) -> int | None:
+        """The call whose arguments have begun and not ended, if there is one."""
+
     def push(self, text: str) -> list[Piece]:
         """Take the next piece of text; what is now certain."""
 
@@ -114,9 +118,18 @@ class _CallObject:
             return match.start()
         return match.end()
 
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments have begun and not ended."""
+        return self.started and self._end_of_arguments is None
+
+    @property
+    def _end_of_arguments(self) -> int | None:
+        return next((end for end in self._ends if end > self._first), None)
+
     def take_arguments(self) -> str:
         """What is new of the arguments, once ``started``."""
-        end = next((end for end in self._ends if end > self._first), len(self.text))
+        end = self._end_of_arguments or len(self.text)
         text = self.text[self._given : end]
         self._given = end
         return text
@@ -155,6 +168,11 @@ class _CallReader:
         self._raw = ""  # what led to the object at hand: content after all if that is no call
         self._call = _CallObject()
         self._num_calls = 0
+
+    @property
+    def open_call(self) -> int | None:
+        """See ``ToolParser``."""
+        return self._num_calls if self._call.in_arguments else None
 
     def _read_object(self, pieces: list[Piece]) -> bool | None:
         """Read on in the object; True after a call, False if it is none, None when more may come.
@@ -277,10 +295,15 @@ class JsonToolParser(_CallReader):
 
     before: marks that may stand before the first object; separator: between two; after: a mark
     that may stand behind the last. From where the text takes another form, it is content.
+    only_calls: a grammar sees to the form, so an end without a call is one that was cut, and no
+    content.
     """
 
-    def __init__(self, before: tuple[str, ...], separator: str, after: str = "") -> None:
+    def __init__(
+        self, before: tuple[str, ...], separator: str, after: str = "", only_calls: bool = False
+    ) -> None:
         super().__init__()
+        self._only_calls = only_calls
         self._marks = before  # that may come next, before an object
         self._separator = separator
         self._after = after
@@ -311,7 +334,8 @@ class JsonToolParser(_CallReader):
         """See ``ToolParser``."""
         rest = self._raw + self._unread() + self._pending
         self._raw = self._pending = ""
-        if self._num_calls and not rest.strip(" \n\r\t" + self._separator + self._after):
+        beside = " \n\r\t" + self._separator + self._after
+        if self._only_calls or (self._num_calls and not rest.strip(beside)):
             return []
         return [rest] if rest else []
 
@@ -350,6 +374,8 @@ class JsonToolParser(_CallReader):
 class NamedToolParser:
     """The whole text is the arguments of one call, because a grammar made it so."""
 
+    open_call = None  # a client that names the function gets "stop" or "length" in any case
+
     def __init__(self, name: str) -> None:
         self._name: str | None = name
 
@@ -372,7 +398,7 @@ def llama3_parser() -> ToolParser:
 
 def required_calls_parser() -> ToolParser:
     """A JSON list of calls, as the grammar of ``tool_choice="required"`` makes it."""
-    return JsonToolParser(("[",), ",", "]")
+    return JsonToolParser(("[",), ",", "]", only_calls=True)
 
 
 TOOL_PARSERS: dict[str, Callable[[], ToolParser]] = {
