@@ -84,6 +84,30 @@ def test_keys_on_the_command_line_win_over_the_files_object(tmp_path: Path, made
     assert json.loads(from_file["speculative_config"]) == {"num_speculative_tokens": 3}
 
 
+def test_a_file_with_a_mark_at_its_start(tmp_path: Path, made: Made) -> None:
+    path = tmp_path / "flags.json"
+    path.write_text('{"model": "paceline/demo", "port": 1234}', encoding="utf-8-sig")
+    assert main.main(["serve", "--config", str(path)]) == 0
+    assert made[0][1].port == 1234
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("flags.toml", "[server]\nport = 1", "unknown argument `--server`"),
+        ("flags.json", '{"kv_cache_memory_bytes": 1e8}', "'100000000.0' is not a whole number of"),
+    ],
+)
+def test_values_that_no_flag_has(
+    name: str, content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(SystemExit):
+        main.main(["serve", "paceline/demo", "--config", str(path)])
+    assert message in capsys.readouterr().err
+
+
 def test_a_file_with_a_misspelt_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "flags.json"
     path.write_text('{"prot": 1}')

@@ -331,6 +331,11 @@ def test_free_text_is_no_structure() -> None:
             "`json_schema.schema`",
         ),
         (
+            {"tools": [function(f"f{i}") for i in range(1025)], "tool_choice": "required"},
+            "tools",
+            "1025 entries, and at most 1024",
+        ),
+        (
             {"tools": [function("f", type="string")], "tool_choice": "required"},
             "tools[0].function.parameters",
             "have the type 'string', but arguments are an object",

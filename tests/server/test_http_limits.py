@@ -226,6 +226,9 @@ def test_what_could_never_fit_is_refused_for_good() -> None:
             response = await http.post("/v1/completions", json=body)
             assert response.status_code == 400
             assert "asks for 9 outputs" in error_of(response)["message"]
+            body = {"prompt": ["a"] * 7, "max_tokens": -1}  # its prompts are counted first
+            response = await http.post("/v1/completions", json=body)
+            assert "asks for 7 outputs" in error_of(response)["message"]
 
     asyncio.run(main())
 

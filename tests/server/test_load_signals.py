@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import pytest
 
 import paceline
 from paceline.cli import main
+from server.certificates import CERTIFICATE, KEY, write
 from server.serving import wait_for
 
 SOURCE = Path(paceline.__file__).parents[1]
@@ -58,7 +60,7 @@ class Server:
     def wait_until_serving(self) -> str:
         def url() -> re.Match[str] | None:
             assert self.process.poll() is None, self.log
-            return re.search(r"serving paceline/demo at (http://[\d.:]+)/v1", self.log)
+            return re.search(r"serving paceline/demo at (https?://[^/]+)/", self.log)
 
         wait_for(url, 60.0)
         found = url()
@@ -228,6 +230,19 @@ def test_vllms_key_closes_the_server_too() -> None:
         assert "quiet" not in server.log
 
 
+def test_https_behind_a_path(tmp_path: Path) -> None:
+    files = ["--ssl-certfile", write(tmp_path, "c", CERTIFICATE)]
+    files += ["--ssl-keyfile", write(tmp_path, "k", KEY), "--root-path", "/llm"]
+    with running(*files) as (server, url):
+        assert f"at {url}/llm/v1" in server.log
+        assert "Deprecat" not in server.log
+        trusted = ssl.create_default_context(cafile=files[1])
+        local = url.replace("127.0.0.1", "localhost")
+        with httpx.Client(verify=trusted, base_url=local) as client:
+            assert client.get("/health").json()["status"] == "ok"
+            assert client.get("/openapi.json").json()["servers"] == [{"url": "/llm"}]
+
+
 def test_prompts_are_not_logged() -> None:
     with running("--enable-log-requests", "--access-log") as (server, url):
         body = {"prompt": "a-secret-word", "max_tokens": 2}
@@ -262,6 +277,8 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         (["paceline/demo", "--tool-call-parser", "x"], "`tool_call_parser` must be one of"),
         (["paceline/demo", "--port", "0", "--enable-auto-tool-choice"], "--tool-call-parser"),
         (["paceline/demo", "--ssl-keyfile", "x"], "needs both"),
+        (["paceline/demo", "--ssl-keyfile", "x", "--ssl-certfile", "x"], "`ssl_certfile` x cannot"),
+        (["paceline/demo", "--json"], "`--json` is there for `--dry-run` only"),
         (["paceline/demo", "--config", "none.toml"], "none.toml cannot be read"),
         (["paceline/demo", "--max-model-len", "-1"], "max_model_len"),
     ],

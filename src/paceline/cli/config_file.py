@@ -31,7 +31,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
             "formats"
         )
     try:
-        content = read(path.read_text(encoding="utf-8"))
+        content = read(path.read_text(encoding="utf-8-sig"))  # editors on Windows mark it
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
@@ -87,6 +87,8 @@ def _arguments(
 ) -> list[str]:
     """One setting: several arguments where a list was given."""
     action = actions.get(flag)
+    if _without_keys(flag) not in actions:
+        return [flag]  # for the parser to refuse
     if isinstance(value, bool) and action is not None:
         if action.nargs == 0:
             named = flag if value else _opposite(flag)

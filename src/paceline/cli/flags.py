@@ -197,7 +197,9 @@ def byte_count(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a size such as 4GiB, 512MB or 1073741824"
         )
-    return int(float(match[1]) * _UNITS[match[2] or ""]) if match[2] else int(match[1])
+    if match[2] is None and "." in match[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of bytes")
+    return int(float(match[1]) * _UNITS[match[2]]) if match[2] else int(match[1])
 
 
 def _flag(name: str) -> str:

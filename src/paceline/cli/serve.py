@@ -36,6 +36,7 @@ from paceline.errors import ConfigError
 from paceline.hub import local_directory
 from paceline.log import configure_logging
 from paceline.server.chat_template import check_named, read_template
+from paceline.server.network import check_host, check_tls
 from paceline.server.settings import NO_EFFECT, ServerSettings
 
 if TYPE_CHECKING:
@@ -54,7 +55,11 @@ def run(argv: Sequence[str]) -> int:
     wrong_usage = bool(faults)
     settings, problems = ServerSettings.read(**_server_keywords(namespace))
     faults += map(Fault.from_message, problems)
+    if namespace.json and not namespace.dry_run:
+        faults.append(Fault("`--json` is there for `--dry-run` only", "give both, or neither"))
+    attempt(faults, check_tls, settings)
     if namespace.dry_run and "model" in engine:
+        attempt(faults, check_host, settings)
         known = [*faults, *_template_faults(engine, settings)]
         return print_report(engine, as_json=namespace.json, known=known)
     attempt(faults, read_template, settings.chat_template)

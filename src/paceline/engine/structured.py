@@ -262,7 +262,7 @@ class StructuredOutputs:
         num_bytes = int(grammar.memory_size_bytes)
         if num_bytes > _MAX_BYTES:
             raise RequestError(
-                f"{_NAMES[kind]} takes {num_bytes >> 20} MiB when compiled, and "
+                f"{_NAMES[kind]} takes {num_bytes / 2**20:.1f} MiB when compiled, and "
                 f"{_MAX_BYTES >> 20} MiB are allowed. hint: make it smaller"
             )
         compiled = Compiled(grammar, xgrammar.GrammarMatcher, vocabulary, num_bytes)

@@ -58,9 +58,9 @@ def make_app(api: Api, api_keys: tuple[str, ...] = ()) -> FastAPI:
     app = FastAPI(
         title="Paceline",
         version=__version__,
-        root_path=settings.root_path,
         openapi_url=None if settings.disable_fastapi_docs else "/openapi.json",
     )
+    app.root_path = settings.root_path  # the argument of this name is deprecated
     _add_routes(app, api)
     app.add_exception_handler(PacelineError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)

@@ -15,9 +15,9 @@ field is refused, so that no request silently means something else than its send
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
 
 from paceline.no_effect import NoEffect, closest
@@ -108,6 +108,18 @@ _KINDS = {
 }
 
 BodyT = TypeVar("BodyT", bound="Body")
+T = TypeVar("T")
+
+
+class _Hashable(FailFast):
+    """Unions of annotated types need to hash what annotates them."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+# A list that is refused at its first wrong element: one can hold millions.
+ListOf = Annotated[list[T], _Hashable()]
 
 
 class Body(BaseModel):
@@ -160,7 +172,7 @@ class StructuredOutputs(Body):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: ListOf[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
@@ -182,8 +194,8 @@ class SamplingFields(Body):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | ListOf[str] | None = None
+    stop_token_ids: ListOf[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = None
@@ -196,7 +208,7 @@ class SamplingFields(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: ListOf[str] | None = None
     guided_grammar: str | None = None
 
     metadata: Any = None
@@ -221,8 +233,8 @@ class SamplingFields(Body):
 class ChatFields(Body):
     """How a conversation becomes a prompt."""
 
-    messages: list[dict[str, Any]]
-    tools: list[Tool] | None = None
+    messages: ListOf[dict[str, Any]]
+    tools: ListOf[Tool] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -242,9 +254,15 @@ class ChatCompletionRequest(SamplingFields, ChatFields):
 class CompletionRequest(SamplingFields):
     """Body of ``/v1/completions``."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | ListOf[str] | ListOf[int] | ListOf[ListOf[int]]
     echo: bool | None = None
     logprobs: int | None = None
+
+    @property
+    def num_prompts(self) -> int:
+        """How many there are, before any is read."""
+        one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
+        return 1 if one else len(self.prompt)
 
 
 class TokenizeRequest(Body):
@@ -252,8 +270,8 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[Tool] | None = None
+    messages: ListOf[dict[str, Any]] | None = None
+    tools: ListOf[Tool] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -266,7 +284,7 @@ class DetokenizeRequest(Body):
     """Body of ``/detokenize``."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: ListOf[int]
 
 
 def parse_body(kind: type[BodyT], data: bytes | bytearray | str) -> BodyT:
@@ -307,7 +325,7 @@ def _as_api_error(kind: type[Body], faults: list[ErrorDetails]) -> APIError:
     if reason == "missing":
         return APIError(400, f"`{param}` is missing", param=param)
     field = str(where[0])
-    if field in _FORMS:
+    if field in _FORMS and len(where) > 1:  # it may take several forms
         return APIError(
             400, f"`{field}` must be {_FORMS[field]}, got {shown(_given(faults))}", param=field
         )

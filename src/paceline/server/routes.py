@@ -101,6 +101,7 @@ class Api:
         def prepare(data: bytes) -> tuple[CompletionRequest, list[EngineRequest]]:
             body = parse_body(CompletionRequest, data)
             self._check_model(body.model)
+            self._check_room(body.num_prompts)  # before any is tokenised
             return body, completion_to_engine(body, self.context)
 
         arrived = time.monotonic()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -31,6 +30,7 @@ from paceline.server.errors import unavailable
 from paceline.server.http_protocol import LimitedHttpProtocol
 from paceline.server.messages import Ready
 from paceline.server.metrics import Metrics
+from paceline.server.network import check_tls, listen
 from paceline.server.observer import Observer
 from paceline.server.routes import Api
 from paceline.server.settings import ServerSettings
@@ -63,6 +63,7 @@ class Serving:
         self._settings = settings
         self._handle_signals = handle_signals
         self._template = read_template(settings.chat_template)
+        check_tls(settings)
         self._http: _HttpServer | None = None
         self._starting: asyncio.Task[Ready] | None = None
         self._num_stops = 0
@@ -122,7 +123,7 @@ class Serving:
 
     def _make_api(self, ready: Ready, tokenizer: Tokenizer) -> Api:
         config, settings = self._config, self._settings
-        names = settings.served_model_name or (config.model.name,)
+        names = tuple(dict.fromkeys(settings.served_model_name)) or (config.model.name,)
         speculative = config.speculative
         context = ServingContext(
             tokenizer=tokenizer,
@@ -300,36 +301,6 @@ def find_tool_parser(
         )
     logger.info("tool calls are read in the form %s, which the chat template asks for", found)
     return found
-
-
-def listen(settings: ServerSettings) -> socket.socket:
-    """A socket bound to the address; it accepts nothing yet.
-
-    Raises:
-        ConfigError: the address is taken, not this machine's, or not allowed.
-    """
-    host, port = settings.host, settings.port
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(
-            f"there is no address `{host}`: {error.strerror}. hint: --host takes an address of "
-            "this machine, such as 127.0.0.1 or 0.0.0.0"
-        ) from error
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} of {host} is taken by another program. hint: end that one, or give "
-                "another `--port`; 0 takes a free one"
-            ) from error
-        raise ConfigError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
-    return bound
 
 
 def _url(settings: ServerSettings, port: socket.socket) -> str:

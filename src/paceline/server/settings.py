@@ -142,6 +142,15 @@ def _problems(values: Mapping[str, Any]) -> list[_Problem]:
     if any(not key for key in values["api_key"]):
         message = "`api_key` is empty. hint: leave it out for a server without keys"
         problems.append(_Problem(("api_key",), message))
+    if any(not name.strip() for name in values["served_model_name"]):
+        message = "`served_model_name` is empty. hint: leave it out to keep the model's own"
+        problems.append(_Problem(("served_model_name",), message))
+    path = values["root_path"]
+    if path and (not path.startswith("/") or path.endswith("/")):
+        message = (
+            f"`root_path` must begin with / and not end with it, got {path!r}. hint: such as /llm"
+        )
+        problems.append(_Problem(("root_path",), message))
     if (values["ssl_keyfile"] is None) != (values["ssl_certfile"] is None):
         message = "HTTPS needs both `ssl_keyfile` and `ssl_certfile`"
         problems.append(_Problem(("ssl_keyfile", "ssl_certfile"), message))

@@ -14,6 +14,8 @@ from paceline.server.message_parser import MessageForm
 from paceline.server.protocol import ChatCompletionRequest, FunctionDefinition
 from paceline.server.tool_parsers import TOOL_PARSERS
 
+_MOST_TOOLS = 1024  # OpenAI takes 128
+
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
@@ -68,6 +70,12 @@ def tool_use(body: ChatCompletionRequest, parser: str | None) -> ToolUse:
 
 def _functions(body: ChatCompletionRequest) -> dict[str, FunctionDefinition]:
     functions: dict[str, FunctionDefinition] = {}
+    if len(body.tools or ()) > _MOST_TOOLS:
+        raise APIError(
+            400,
+            f"`tools` has {len(body.tools or ())} entries, and at most {_MOST_TOOLS} may be given",
+            param="tools",
+        )
     for place, tool in enumerate(body.tools or ()):
         if tool.type != "function":
             raise APIError(
