@@ -45,6 +45,7 @@ MAX_NESTING = 200  # of brackets: parsers of expressions and grammars call thems
 MAX_WHITESPACE = 64  # characters between two parts of JSON: a model can lose itself in them
 COMPILE_SECONDS = 30.0
 CACHE_BYTES = 512 << 20  # compiled grammars that are kept; a schema takes 20 MiB at 152,000 ids
+_COMPILERS_CACHE = 64 << 20  # its own: parts that structures share
 _MAX_BYTES = CACHE_BYTES // 4  # of one
 _THREADS = 2  # compiling at a time
 _MAX_LATE = 4  # compilations that go on although their time is over: they cannot be stopped
@@ -296,7 +297,7 @@ class StructuredOutputs:
             stop_token_ids=sorted(self._stop_token_ids),
         )
         compiler = xgrammar.GrammarCompiler(
-            info, max_threads=_THREADS, cache_limit_bytes=CACHE_BYTES
+            info, max_threads=_THREADS, cache_limit_bytes=_COMPILERS_CACHE
         )
         return xgrammar, compiler, vocabulary
 
