@@ -18,9 +18,10 @@ from engine.text_models import tokenizer
 from paceline.engine import structured as module
 from paceline.engine.regex_check import has_long_repeat, with_safe_repeats
 from paceline.engine.structured import StructuredOutputs
-from paceline.engine.structured_trial import try_out
+from paceline.engine.structured_trial import Budget, try_out
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import RequestError
+from paceline.sampling_params import SamplingParams, StructuredOutputsParams
 
 pytest.importorskip("xgrammar")
 
@@ -81,6 +82,7 @@ class Wrong:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
+        self.fault: str | None = None
 
     def accept(self, token_ids: Any) -> None:
         assert token_ids.tolist() == [1]
@@ -94,6 +96,13 @@ class Wrong:
 
     def takes(self, token_id: int) -> bool:
         return token_id == 1
+
+
+def test_a_fault_of_the_trial_is_one_of_the_structure() -> None:
+    grammar = Wrong()
+    grammar.fault = "it took too long"
+    with pytest.raises(RequestError, match="it took too long"):
+        try_out(grammar, "the thing", 40, [0], compare=False)
 
 
 def test_wrong_masks_are_found() -> None:
@@ -137,6 +146,29 @@ def test_a_structure_that_gets_slower_with_every_token_ends() -> None:
     assert grammar.fault is not None
     assert "the structure" in grammar.fault
     assert time.thread_time() - start < 10
+
+
+def test_outputs_of_a_request_share_their_time() -> None:
+    tok = tokenizer("byte-level")
+    first, second = compiler().sequence_grammars(SamplingParams(
+        n=2, structured_outputs=StructuredOutputsParams(regex="[a-z]*")
+    ))  # fmt: skip
+    other = compiler().sequence_grammars(asking(regex="[a-z]*"))[0]
+    first._charge(1.01, 100)
+    for grammar in (first, second):
+        assert masks(grammar, [], vocabulary(tok))[0] == -1
+        assert "took 1 s for 0 tokens, and 1 s are allowed" in str(grammar.fault)
+    assert masks(other, [], vocabulary(tok))[0] == 0
+
+
+def test_many_outputs_may_take_more_a_token() -> None:
+    few, many = Budget(1), Budget(100)
+    for budget in (few, many):
+        budget.charge(1.0, 0)
+        assert budget.fault is None
+        budget.charge(5.0, 100)
+    assert "took 6 s for 100 tokens, and 3 s are allowed" in str(few.fault)
+    assert many.fault is None
 
 
 def test_late_compilations_leave_room_for_others_up_to_a_number(

@@ -12,6 +12,7 @@ import pytest
 
 from e2e.engines import assert_idle
 from paceline.engine.llm_engine import LLMEngine
+from paceline.engine.structured import SequenceGrammar
 from paceline.errors import EngineError, RequestError
 from paceline.sampling_params import SamplingParams, StructuredOutputsParams
 from paceline.server.engine_process import MAX_FAILED_STEPS, EngineLoop, _error_delta
@@ -286,6 +287,31 @@ def test_a_grammar_that_cannot_be_compiled_is_a_wrong_request(engine: LLMEngine)
     assert isinstance(compiled.exception(30), RequestError)
     channel = serve(engine, [AddRequest("bad", PROMPT, shaped)], *[[]] * 500)
     assert channel.of("bad")[0].error_status == 400
+
+
+def test_an_output_that_fails_ends_the_others_of_its_request(
+    engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = SequenceGrammar.fill
+    broken: list[SequenceGrammar] = []
+
+    def fail_once(self: SequenceGrammar, *args: Any) -> int:
+        if self.num_tokens >= 3 and not broken:
+            broken.append(self)
+            self.fault = "the structure was too slow"
+        return fill(self, *args)
+
+    shaped = SamplingParams(n=3, max_tokens=500, structured_outputs={"regex": "[a-z]{900}"})
+    compiled = engine.prepare(shaped)
+    assert compiled is not None
+    compiled.result(30)
+    monkeypatch.setattr(SequenceGrammar, "fill", fail_once)
+    channel = serve(engine, [AddRequest("a", PROMPT, shaped)])
+    assert len(broken) == 1
+    (failed,) = [d for d in channel.deltas if d.finish_reason is not None]
+    assert (failed.finish_reason, failed.error_status) == ("error", 400)
+    assert failed.error == "the structure was too slow"
+    assert sum(len(d.token_ids) for d in channel.deltas) < 3 * 10
 
 
 @pytest.mark.parametrize("keep", [True, False])

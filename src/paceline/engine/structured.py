@@ -30,8 +30,7 @@ from paceline.engine.json_schema import check_schema
 from paceline.engine.regex_check import check_regex, has_long_repeat, with_safe_repeats
 from paceline.engine.structured_trial import (
     MASK_SECONDS,
-    MEAN_SECONDS,
-    SPENT_SECONDS,
+    Budget,
     too_slow,
     try_out,
 )
@@ -161,8 +160,9 @@ class StructuredOutputs:
                 "structured outputs need an end-of-text token, and neither the model nor the "
                 "request names one. hint: give a special token in `stop_token_ids`"
             )
+        budget = Budget(sampling.n)
         return [
-            SequenceGrammar(compiled, ends, asked | ends, sampling.min_tokens)
+            SequenceGrammar(compiled, ends, asked | ends, sampling.min_tokens, budget)
             for _ in range(sampling.n)
         ]
 
@@ -268,7 +268,7 @@ class StructuredOutputs:
             )
         compiled = Compiled(grammar, xgrammar.GrammarMatcher, vocabulary, num_bytes)
         ends = self._stop_token_ids or {0}
-        grammar = SequenceGrammar(compiled, ends, ends, 0)
+        grammar = SequenceGrammar(compiled, ends, ends, 0, Budget(1))
         compare = kind in ("regex", "grammar", "json") and has_long_repeat(text)
         try_out(grammar, _NAMES[kind], self._vocab_size, ends, compare=compare)
         return compiled
@@ -307,32 +307,37 @@ class SequenceGrammar:
 
     ends: ids that may come once the text is complete, and only then. stops: these, and ids of
     ordinary tokens that end the sequence too. min_tokens: stops are left out of the first masks, as
-    long as anything else may come.
+    long as anything else may come. budget: shared by the request's sequences.
     """
 
     __slots__ = (
+        "_budget",
         "_compiled",
         "_ends",
         "_last",
         "_matcher",
         "_min_tokens",
-        "_spent",
         "_stops",
         "fault",
         "num_tokens",
     )
 
     def __init__(
-        self, compiled: Compiled, ends: Iterable[int], stops: Iterable[int], min_tokens: int
+        self,
+        compiled: Compiled,
+        ends: Iterable[int],
+        stops: Iterable[int],
+        min_tokens: int,
+        budget: Budget,
     ) -> None:
         self._compiled = compiled
+        self._budget = budget
         self._ends = frozenset(ends)
         self._stops = np.array(sorted(stops), np.int64)
         self._min_tokens = min_tokens
         self._matcher: Any = None
         self.fault: str | None = None  # see ``TokenGrammar``
         self._last: int | None = None  # the token that came last
-        self._spent = 0.0  # seconds of processor time
         self.num_tokens = 0
 
     def accept(self, token_ids: Int32Array) -> None:
@@ -347,22 +352,16 @@ class SequenceGrammar:
         self._charge(time.thread_time() - start, len(token_ids))
 
     def _charge(self, seconds: float, tokens: int) -> None:
-        """Count processor time that everybody waited for, and end what takes too much of it.
-
-        A structure that can be read in many ways may begin fast and get slower with every token.
-        """
-        self._spent += seconds
-        allowed = SPENT_SECONDS + MEAN_SECONDS * self.num_tokens
+        """Count processor time that everybody waited for, and end what takes too much of it."""
+        self._budget.charge(seconds, self.num_tokens)
         if seconds > MASK_SECONDS * max(tokens, 1):
             self.fault = too_slow("the structure", seconds / max(tokens, 1))
-        elif self._spent > allowed:
-            self.fault = (
-                f"the structure took {self._spent:.2g} s for {self.num_tokens} tokens, and "
-                f"{allowed:.2g} s are allowed. hint: avoid rules that can be read in many ways"
-            )
+        else:
+            self.fault = self.fault or self._budget.fault
 
     def fill(self, drafts: Int32Array, words: Int32Array) -> int:
         """See ``TokenGrammar``."""
+        self.fault = self.fault or self._budget.fault  # another output may have spent it
         if self.fault is not None:
             return -1
         matcher, count = self._matcher_now(), len(drafts)

@@ -16,8 +16,9 @@ import numpy as np
 from paceline.arrays import Int32Array
 from paceline.errors import RequestError
 
-# What a sequence may take in all: so much, and so much a token.
-SPENT_SECONDS, MEAN_SECONDS = 1.0, 0.02
+# Of processor time that the outputs of a request may take in all: so much, and for each token of
+# the longest so much, or so much an output.
+SPENT_SECONDS, MEAN_SECONDS, EACH_SECONDS = 1.0, 0.02, 0.001
 MASK_SECONDS = 0.25  # of processor time that one mask may take; most take microseconds
 _TOKENS = 12  # of a text that is tried
 _COMPARED = 3  # places at which every token of a mask is tried
@@ -27,12 +28,43 @@ _NOTHING = np.zeros(0, np.int32)
 class Tried(Protocol):
     """One sequence's grammar; see ``SequenceGrammar``."""
 
+    fault: str | None
+
     def accept(self, token_ids: Int32Array) -> None: ...
 
     def fill(self, drafts: Int32Array, words: Int32Array) -> int: ...
 
     def takes(self, token_id: int) -> bool:
         """Whether the id may come next; changes nothing."""
+
+
+class Budget:
+    """Processor time that a request's outputs have taken together, while everybody waited.
+
+    num_outputs: of the request.
+    """
+
+    def __init__(self, num_outputs: int) -> None:
+        self._each_step = max(MEAN_SECONDS, EACH_SECONDS * num_outputs)
+        self._spent = 0.0
+        self._num_tokens = 0  # of the longest output
+
+    def charge(self, seconds: float, num_tokens: int) -> None:
+        """An output of ``num_tokens`` so far has taken more."""
+        self._spent += seconds
+        self._num_tokens = max(self._num_tokens, num_tokens)
+
+    @property
+    def fault(self) -> str | None:
+        """What to say when too much was taken: a structure that can be read in many ways may begin
+        fast and get slower with every token."""
+        allowed = SPENT_SECONDS + self._each_step * self._num_tokens
+        if self._spent <= allowed:
+            return None
+        return (
+            f"the structure took {self._spent:.2g} s for {self._num_tokens} tokens, and "
+            f"{allowed:.2g} s are allowed. hint: avoid rules that can be read in many ways"
+        )
 
 
 def try_out(
@@ -54,6 +86,8 @@ def try_out(
         filled = grammar.fill(_NOTHING, words)
         if time.thread_time() - start > MASK_SECONDS:
             raise RequestError(too_slow(name, time.thread_time() - start))
+        if grammar.fault is not None:
+            raise RequestError(grammar.fault)
         if filled < 0 and not place:
             raise RequestError(
                 f"{name} allows no text that this model's tokenizer can spell. hint: look "

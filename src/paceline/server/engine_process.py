@@ -106,11 +106,15 @@ class EngineLoop:
         elif isinstance(message, Abort):
             for request_id in message.request_ids:
                 self._preparing.pop(request_id, None)
-                self._requests.pop(request_id, None)
-                self._owes_prompt_logprobs.discard(request_id)
-                self.engine.drop_request(request_id)
+                self._drop(request_id)
         elif isinstance(message, Shutdown):
             self._stopping = True
+
+    def _drop(self, request_id: str) -> None:
+        """End a request of which nobody wants more; unknown ids are no fault."""
+        self._requests.pop(request_id, None)
+        self._owes_prompt_logprobs.discard(request_id)
+        self.engine.drop_request(request_id)
 
     def _add_prepared(self) -> None:
         done = [name for name, (_, prepared) in self._preparing.items() if prepared.done()]
@@ -167,6 +171,9 @@ class EngineLoop:
         self._failed_steps = 0
         if gained:
             self._channel.send(Deltas([self._delta(*one) for one in gained]))
+        for sequence, output in gained:
+            if output.finish_reason == "error":  # which ends the request for the client
+                self._drop(sequence.request.request_id)
 
     def _fail_all(self, message: str) -> None:
         """Tell every request that it is lost."""
@@ -190,6 +197,8 @@ class EngineLoop:
             scheduled, first_token = request.first_scheduled_time, request.first_token_time
             times = Times(scheduled, first_token, time.monotonic())
         speculates = self.engine.config.speculative is not None
+        grammar, error = sequence.grammar, sequence.error
+        asked_for_it = error is not None and grammar is not None and grammar.fault == error
         return Delta(
             request_id=name,
             index=gained.index,
@@ -203,7 +212,8 @@ class EngineLoop:
             prompt_logprobs=prompt_logprobs,
             speculative=sequence.speculative if speculates and sequence.finished else None,
             times=times,
-            error=sequence.error,
+            error=error,
+            error_status=400 if asked_for_it else 500,
         )
 
     # ---- signs of life ---------------------------------------------------------------------------
