@@ -102,6 +102,42 @@ def test_a_long_first_line_gets_the_same_answer(raw: socket.socket) -> None:
     assert answer(raw)[0] == 431
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+@pytest.mark.parametrize("before", [0, 1], ids=["first", "second"])
+def test_a_large_body_is_no_part_of_a_head_that_ends_in_two_pieces(
+    raw: socket.socket, cut: int, before: int
+) -> None:
+    body = json.dumps({"prompt": "a" * 200_000}).encode()
+    head = b"POST /detokenize HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+    for _ in range(before):
+        raw.sendall(b"GET /ping HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert raw.recv(65536).startswith(b"HTTP/1.1 200")
+    raw.sendall(head[:-cut])
+    time.sleep(0.1)
+    raw.sendall(head[-cut:] + body)
+    assert raw.recv(65536).startswith(b"HTTP/1.1 400")  # it has no tokens
+
+
+def test_a_head_that_begins_behind_a_large_body(raw: socket.socket) -> None:
+    body = json.dumps({"prompt": "a" * 120_000}).encode()
+    head = b"POST /detokenize HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+    following = b"GET /ping HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    raw.sendall(head + body + following[:10])
+    time.sleep(0.2)
+    raw.sendall(following[10:])
+    data = b""
+    while part := raw.recv(65536):
+        data += part
+    assert b"HTTP/1.1 200" in data
+
+
+def test_a_later_head_has_the_same_limit(raw: socket.socket) -> None:
+    raw.sendall(b"GET /ping HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert raw.recv(65536).startswith(b"HTTP/1.1 200")
+    raw.sendall(b"GET /ping HTTP/1.1\r\nx: " + b"y" * http_protocol.MAX_HEAD_BYTES + b"\r\n\r\n")
+    assert answer(raw)[0] == 431
+
+
 @pytest.mark.parametrize("offer", [b"h2c", b"websocket"])
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_an_offer_of_another_protocol_is_passed_over(

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from paceline.server.errors import APIError
 
 MAX_HEAD_BYTES = 64 * 1024  # of a request line and headers
+_END_OF_HEAD = b"\r\n\r\n"
 HEAD_TIMEOUT_S = 30.0  # from a connection, or a request's first byte, to the end of its headers
 
 
@@ -27,7 +28,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     headers: list[tuple[bytes, bytes]]
 
     _head_bytes = 0
-    _in_head = True
+    _head_tail = b""  # the blank line at its end may come in parts
+    _in_head = True  # from the end of one request to the end of the next one's headers
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -41,8 +43,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         if self._in_head:
-            end = data.find(b"\r\n\r\n")
-            self._head_bytes += len(data) if end < 0 else end
+            known = self._head_tail + data
+            end = known.find(_END_OF_HEAD)
+            self._head_bytes += (len(known) if end < 0 else end) - len(self._head_tail)
+            self._head_tail = known[1 - len(_END_OF_HEAD) :]
             if self._head_bytes > MAX_HEAD_BYTES:
                 text = (
                     f"the request's first line and headers are above {MAX_HEAD_BYTES} bytes. "
@@ -52,8 +56,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         while data and not self.transport.is_closing():
             try:
                 self.parser.feed_data(data)
-                if self._in_head and not self._head_bytes:  # the next request has begun
-                    self._head_bytes = len(data)
+                if self._head_timer is not None and not self._head_bytes:
+                    # The next request has begun, behind a body: how much of this is its head?
+                    self._head_bytes, self._head_tail = 1, data[1 - len(_END_OF_HEAD) :]
                 return
             except httptools.HttpParserError:
                 self.send_400_response("")
@@ -72,7 +77,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if not self._in_head:  # the next request of a connection
+        if self._head_timer is None:  # the next request of a connection
             self._expect_head()
 
     def on_headers_complete(self) -> None:
@@ -85,14 +90,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_message_complete()
+            self._in_head, self._head_bytes, self._head_tail = True, 0, b""
 
     def send_400_response(self, msg: str) -> None:
         """In place of uvicorn's, which is plain text."""
         self._refuse(APIError(400, "this is no HTTP request. hint: see the server's /docs"))
 
     def _expect_head(self) -> None:
-        self._in_head, self._head_bytes = True, 0
-        self._stop_timer()
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
 
     def _stop_timer(self) -> None:
