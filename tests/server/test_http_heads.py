@@ -166,6 +166,17 @@ def test_an_offer_without_a_body(raw: socket.socket) -> None:
     assert raw.recv(65536).startswith(b"HTTP/1.1 200")
 
 
+def test_data_behind_a_last_request_is_passed_over_with_and_without_an_offer(
+    server: RunningServer,
+) -> None:
+    port = int(server.url.rsplit(":", 1)[1].split("/")[0])
+    for offer in (b"connection: close\r\n", b"connection: close, upgrade\r\nupgrade: h2c\r\n"):
+        request = b"GET /ping HTTP/1.1\r\nhost: a\r\n" + offer + b"\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(request + request)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
 def test_tunnels_are_refused(raw: socket.socket) -> None:
     raw.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nhost: example.org\r\n\r\n")
     assert answer(raw)[0] == 400

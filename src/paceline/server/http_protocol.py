@@ -67,6 +67,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                     return self.send_400_response("")
                 data = self._head_without_upgrade() + data[stopped.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
 
     def _head_without_upgrade(self) -> bytes:
         """The head that the parser stopped at, for another one to go on with its body."""
