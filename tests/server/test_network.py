@@ -50,7 +50,12 @@ def test_a_host_that_can_be_had() -> None:
 
 @pytest.mark.parametrize(
     ("host", "message"),
-    [("192.0.2.1", "is no address of this machine"), ("no.such.invalid", "there is no address")],
+    [
+        ("192.0.2.1", "is no address of this machine"),
+        ("no.such.invalid", "there is no address"),
+        ("a..b", "there is no address"),
+        ("a" * 70, "there is no address"),
+    ],
 )
 def test_a_host_that_cannot(host: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

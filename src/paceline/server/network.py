@@ -26,9 +26,10 @@ def listen(settings: ServerSettings) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         bound = socket.socket(family, kind, protocol)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name may have no form that is sent
+        cause = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"there is no address `{host}`: {error.strerror}. hint: --host takes an address of "
+            f"there is no address `{host}`: {cause}. hint: --host takes an address of "
             "this machine, such as 127.0.0.1 or 0.0.0.0"
         ) from error
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
