@@ -158,6 +158,17 @@ def test_other_commands_know_the_servers_flags(
     assert "unknown argument `--foo`" in text
 
 
+@pytest.mark.parametrize(
+    "flag", ["--request-timeout", "--shutdown-timeout", "--engine-stall-timeout"]
+)
+def test_times_without_an_end_are_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, message = refusal([MODEL, flag, "1e400"], capsys)
+    assert status == 1
+    assert "must be a number of seconds, got inf" in message
+    with pytest.raises(ConfigError, match="must be at least"):
+        ServerSettings(**{flag[2:].replace("-", "_"): float("nan")})
+
+
 def test_settings_without_what_is_wrong() -> None:
     settings, problems = ServerSettings.read(
         port=-1, max_queue=3, ssl_keyfile="x", api_key=("",), response_role="user", prot=1

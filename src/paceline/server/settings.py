@@ -5,6 +5,7 @@ Plain values with their help texts, checked for range. Must not know sockets, fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ _LEAST = {
     "shutdown_timeout": 0,
     "engine_stall_timeout": 1,
 }
+_SECONDS = ("request_timeout", "shutdown_timeout", "engine_stall_timeout")
 _LARGEST_PORT = 65535
 SPEC_DECODE_METRICS = ("none", "summary", "detailed")
 # The keys of ``TOOL_PARSERS``, whose module needs the extra ``serve``.
@@ -129,7 +131,12 @@ def _problems(values: Mapping[str, Any]) -> list[_Problem]:
     problems = [
         _Problem((name,), f"`{name}` must be at least {least}, got {values[name]}")
         for name, least in _LEAST.items()
-        if values[name] < least
+        if not values[name] >= least
+    ]
+    problems += [
+        _Problem((name,), f"`{name}` must be a number of seconds, got {values[name]}")
+        for name in _SECONDS
+        if values[name] == math.inf
     ]
     if values["port"] > _LARGEST_PORT:
         message = f"`port` must be at most {_LARGEST_PORT}, got {values['port']}"
