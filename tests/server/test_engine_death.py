@@ -14,7 +14,9 @@ import httpx
 import pytest
 
 from paceline.server.engine_handle import EngineHandle
-from server.serving import RunningServer, wait_for
+from paceline.server.run import Serving
+from paceline.server.settings import ServerSettings
+from server.serving import RunningServer, engine_config, wait_for
 
 STREAMS, WHOLE = 64, 16
 ENGINE = {"max_num_seqs": 16, "speculative_model": None, "num_speculative_tokens": None}
@@ -78,6 +80,32 @@ def test_everybody_gets_an_error_within_a_second() -> None:
         assert time.monotonic() - began < 1.0
         wait_for(server.is_idle, 30.0)
         assert server.post("/v1/completions", **body(0, 4)).status_code == 200
+
+
+def test_a_start_that_is_given_up_twice_leaves_no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second signal must not cut the cleaning up that the first one began."""
+    handles: list[EngineHandle] = []
+    start = EngineHandle.start
+    settings = ServerSettings(port=0)
+    serving = Serving(engine_config(), settings, log_stats=False, handle_signals=False)
+
+    async def remembered(*args: Any) -> EngineHandle:
+        handles.append(await start(*args))
+        return handles[-1]
+
+    async def main() -> int:
+        run = asyncio.create_task(serving.run())
+        while not handles:
+            await asyncio.sleep(0.01)
+        serving.stop()
+        for _ in range(3):  # until the process is being waited for
+            await asyncio.sleep(0)
+        serving.stop()
+        return await run
+
+    monkeypatch.setattr(EngineHandle, "start", remembered)
+    assert asyncio.run(main()) == 130
+    assert not handles[0]._directory.exists()
 
 
 def test_a_start_that_is_given_up_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,8 +204,8 @@ class Serving:
     def stop(self) -> None:
         """Accept nothing more, let requests finish within the timeout; the second time, end now."""
         self._num_stops += 1
-        if self._starting is not None:
-            self._starting.cancel()
+        if self._starting is not None and self._num_stops == 1:
+            self._starting.cancel()  # a second time would cut its cleaning up
         if self._http is None:
             return
         if self._num_stops == 1:
