@@ -84,6 +84,23 @@ def test_one_of_the_keys_opens(header: dict[str, str], status: int) -> None:
     asyncio.run(main())
 
 
+def test_what_needs_no_key_needs_none_below_a_path() -> None:
+    async def main() -> None:
+        async with application(StubClient(), ("one",), root_path="/llm") as http:
+            for path, status in (
+                ("/llm/health", 200),
+                ("/health", 200),
+                ("/llm/openapi.json", 200),
+                ("/llm/v1/models", 401),
+                ("/v1/models", 401),
+                ("/llm", 401),
+                ("/llm/llm/health", 401),
+            ):
+                assert (await http.get(path)).status_code == status
+
+    asyncio.run(main())
+
+
 def test_keys_are_compared_in_full_whichever_matches(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline import __version__
 from paceline.errors import PacelineError
-from paceline.server.auth import ApiKeys, RequireKey
+from paceline.server.auth import ApiKeys, RequireKey, own_path
 from paceline.server.dashboard import pages
 from paceline.server.errors import APIError, as_api_error
 from paceline.server.observer import Observer
@@ -154,7 +154,8 @@ class CountResponses:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                named = scope["path"] if scope["path"] in self._paths else "other"
+                path = own_path(scope)
+                named = path if path in self._paths else "other"
                 route = getattr(scope.get("route"), "path", named)
                 self._observer.responses[str(route), message["status"]] += 1
             await send(message)

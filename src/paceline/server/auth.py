@@ -43,6 +43,12 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
+def own_path(scope: Scope) -> str:
+    """The path as the server's routes have it: a proxy may leave its own prefix or take it off."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 class RequireKey:
     """ASGI middleware."""
 
@@ -51,7 +57,7 @@ class RequireKey:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and own_path(scope) not in OPEN_PATHS:
             given = Headers(scope=scope).get("authorization")
             if not self._keys.accept(given):
                 problem = "wrong API key" if given else "no API key"
