@@ -431,3 +431,6 @@ def test_texts_to_tokenise_are_bounded() -> None:
     assert most < 1 << 20
     with pytest.raises(APIError, match="has 1048577 characters, and at most 1048576"):
         tokenize(TokenizeRequest(prompt="x" * ((1 << 20) + 1)), context())
+    body = {"messages": HELLO, "tools": [function(f"f{i}") for i in range(1025)]}
+    with pytest.raises(APIError, match="1025 entries, and at most 1024"):
+        tokenize(parse_body(TokenizeRequest, json.dumps(body)), context())

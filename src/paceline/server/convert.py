@@ -30,7 +30,7 @@ from paceline.server.protocol import (
 )
 from paceline.server.reasoning import begins_inside
 from paceline.server.structured import structured_outputs
-from paceline.server.tools import ToolUse, tool_use
+from paceline.server.tools import ToolUse, check_count, tool_use
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 _SAMPLING_NAMES = (
@@ -153,6 +153,7 @@ def tokenize(body: TokenizeRequest, context: ServingContext) -> dict[str, Any]:
     if body.prompt is not None:
         prompt, param, special = body.prompt, "prompt", body.add_special_tokens is not False
     else:
+        check_count(body.tools)
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None
         prompt, param = _render(body, context, tools), "messages"
         special = bool(body.add_special_tokens)

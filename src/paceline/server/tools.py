@@ -6,12 +6,13 @@ JSON schema that the text must match. Knows no templates, tokens or grammars.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.server.errors import APIError
 from paceline.server.message_parser import MessageForm
-from paceline.server.protocol import ChatCompletionRequest, FunctionDefinition
+from paceline.server.protocol import ChatCompletionRequest, FunctionDefinition, Tool
 from paceline.server.tool_parsers import TOOL_PARSERS
 
 _MOST_TOOLS = 1024  # OpenAI takes 128
@@ -68,14 +69,19 @@ def tool_use(body: ChatCompletionRequest, parser: str | None) -> ToolUse:
     return ToolUse(offered, schema, called_function=function.name)
 
 
-def _functions(body: ChatCompletionRequest) -> dict[str, FunctionDefinition]:
-    functions: dict[str, FunctionDefinition] = {}
-    if len(body.tools or ()) > _MOST_TOOLS:
+def check_count(tools: Sequence[Tool] | None) -> None:
+    """Raise APIError for more tools than may be given."""
+    if tools is not None and len(tools) > _MOST_TOOLS:
         raise APIError(
             400,
-            f"`tools` has {len(body.tools or ())} entries, and at most {_MOST_TOOLS} may be given",
+            f"`tools` has {len(tools)} entries, and at most {_MOST_TOOLS} may be given",
             param="tools",
         )
+
+
+def _functions(body: ChatCompletionRequest) -> dict[str, FunctionDefinition]:
+    functions: dict[str, FunctionDefinition] = {}
+    check_count(body.tools)
     for place, tool in enumerate(body.tools or ()):
         if tool.type != "function":
             raise APIError(
