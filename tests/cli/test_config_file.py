@@ -144,9 +144,12 @@ def test_what_only_the_command_line_has(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "flags.yaml"
-    path.write_text(f"{name}: x")
-    assert main.main(["serve", "m", "--config", str(path)]) == 1
-    assert f"a configuration file cannot have `{name}`" in capsys.readouterr().err
+    path.write_text(f"{name}: x\nport: y")
+    with pytest.raises(SystemExit):
+        main.main(["serve", "m", "--config", str(path)])
+    message = capsys.readouterr().err
+    assert f"a configuration file cannot have `{name}`" in message
+    assert "--port: 'y'" in message
 
 
 def test_yamls_words_for_true_and_false(
@@ -154,7 +157,8 @@ def test_yamls_words_for_true_and_false(
 ) -> None:
     path = tmp_path / "flags.yaml"
     path.write_text("latency_path: off\n")
-    assert main.main(["serve", "m", "--config", str(path)]) == 1
+    with pytest.raises(SystemExit):
+        main.main(["serve", "m", "--config", str(path)])
     assert "`latency_path` is false in the configuration file" in capsys.readouterr().err
     path.write_text(
         "latency_path: 'off'\ndry-run: no\ncompilation_config: {}\ntrust-remote-code: no"
@@ -166,6 +170,35 @@ def test_yamls_words_for_true_and_false(
         "compilation_config": {},
         "trust_remote_code": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("port: [8080, 9090]", "`port` is a list"),
+        ("port: []", "`port` is a list"),
+        ("chat_template: [a]", "`chat_template` is a list"),
+        ("api_key: [first, yes]", "`api_key` is true"),
+        ("api_key: [null]", "`api_key` is [null]"),
+        ("served_model_name: {a: b}", '`served_model_name` is {"a": "b"}'),
+        ("allowed_headers: [X-A, '*']", "allowed_headers=['X-A', '*']"),
+        ("max-queue: 8\nmax_queue: 64", "`max_queue` and `max-queue` are one setting"),
+    ],
+)
+def test_no_value_of_a_file_is_lost(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text(content)
+    assert main.main(["serve", "paceline/demo", "--dry-run", "--config", str(path)]) == 1
+    assert message in capsys.readouterr().out
+
+
+def test_lists_of_what_changes_nothing(tmp_path: Path, made: Made) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text("allowed_headers: ['*']\nlogits_processors: []\napi_key: [a, 5]")
+    assert main.main(["serve", "m", "--config", str(path)]) == 0
+    assert made[0][1].api_key == ("a", "5")
 
 
 def test_every_wrong_setting_of_a_file_is_said(

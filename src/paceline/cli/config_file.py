@@ -61,45 +61,63 @@ _READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def as_arguments(parser: Parser, filed: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
-    """Settings of a file as command line arguments, without those that ``argv`` has.
-
-    Raises:
-        ConfigError: a setting that only the command line can have, or one that has true or false
-            in place of a text.
-    """
+def as_arguments(
+    parser: Parser, filed: Mapping[str, Any], argv: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Settings of a file as command line arguments, without those that ``argv`` has; problems."""
     here = {_without_keys(argument.partition("=")[0]) for argument in argv}
     actions = {option: action for action in parser._actions for option in action.option_strings}
     arguments: list[str] = []
+    problems: list[str] = []
+    names: dict[str, str] = {}
     for name, value in filed.items():
         flag = "--" + name.replace("_", "-")
+        problem = _problem(name, value, actions.get(flag))
         if flag in _ONLY_HERE:
-            raise ConfigError(
+            problem = (
                 f"a configuration file cannot have `{name}`. hint: give it on the command line"
             )
-        if value is not None and here.isdisjoint((_without_keys(flag), _opposite(flag))):
-            arguments += _arguments(name, flag, value, actions)
-    return arguments
+        elif flag in names:
+            problem = f"`{name}` and `{names[flag]}` are one setting. hint: leave one out"
+        names[flag] = name
+        if problem is not None:
+            problems.append(problem)
+        elif value is not None and here.isdisjoint((_without_keys(flag), _opposite(flag))):
+            arguments += _arguments(flag, value, actions)
+    return arguments, problems
 
 
-def _arguments(
-    name: str, flag: str, value: Any, actions: Mapping[str, argparse.Action]
-) -> list[str]:
+def _problem(name: str, value: Any, action: argparse.Action | None) -> str | None:
+    """What is wrong with the kind of a value, which would be lost when it is written as text."""
+    if action is None or action.nargs == 0 or action.metavar == JSON:
+        return None
+    if isinstance(value, list) and action.nargs is None:
+        return f"`{name}` is a list in the configuration file. hint: give one value"
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, bool):
+            return (
+                f"`{name}` is {str(one).lower()} in the configuration file, but it takes a "
+                "text or a number. hint: YAML takes on, off, yes and no for true and false; put "
+                'them in quotes, such as "on"'
+            )
+        if isinstance(one, dict | list) or (one is None and isinstance(value, list)):
+            return (
+                f"`{name}` is {json.dumps(value, default=str)} in the configuration file, but it "
+                "takes texts or numbers. hint: put a text in quotes"
+            )
+    return None
+
+
+def _arguments(flag: str, value: Any, actions: Mapping[str, argparse.Action]) -> list[str]:
     """One setting: several arguments where a list was given."""
     action = actions.get(flag)
     if _without_keys(flag) not in actions:
         return [flag]  # for the parser to refuse
-    if isinstance(value, bool) and action is not None:
-        if action.nargs == 0:
-            named = flag if value else _opposite(flag)
-            return [named] if named in actions else []  # without an opposite, off is the default
-        if action.metavar != JSON:
-            raise ConfigError(
-                f"`{name}` is {str(value).lower()} in the configuration file, but it takes a "
-                "text or a number. hint: YAML takes on, off, yes and no for true and false; put "
-                'them in quotes, such as "on"'
-            )
-    values = value if isinstance(value, list) else [value]
+    if isinstance(value, bool) and action is not None and action.nargs == 0:
+        named = flag if value else _opposite(flag)
+        return [named] if named in actions else []  # without an opposite, off is the default
+    several = isinstance(value, list) and action is not None and action.metavar != JSON
+    values = value if several else [value]
     return [f"{flag}={one if isinstance(one, str) else _text(one)}" for one in values]
 
 

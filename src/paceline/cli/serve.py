@@ -78,7 +78,9 @@ def _read(
     argv = with_dashes(argv)
     filed = _read_config(parser, argv)
     model = filed.pop("model", None)
-    namespace, faults = parser.parse_all([*as_arguments(parser, filed, argv), *argv])
+    arguments, problems = as_arguments(parser, filed, argv)
+    namespace, faults = parser.parse_all([*arguments, *argv])
+    faults = [*map(Fault.from_message, problems), *faults]
     engine, positional = given(namespace, "engine"), namespace.positional
     if "model" not in engine and positional:
         model = positional.pop(0)
