@@ -100,6 +100,7 @@ def test_every_command_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[
     [
         (["--max_num_seq", "8"], "unknown argument `--max-num-seq`. hint: did you mean"),
         (["--max-num-seqs.x", "8"], "`--max-num-seqs` has no keys such as `x`"),
+        (["--speculative-config.", "ngram"], "`--speculative-config` has no keys such as ``"),
         (["--speculative-config.methd", "ngram"], "unknown key of `speculative_config` `methd`"),
         (["--structured-outputs-config.backend", "guidance"], "have one backend, xgrammar"),
         (["--compilation-config.level", "3"], "kernels and graphs have no settings"),

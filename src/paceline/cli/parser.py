@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
     def about_unknown(self, argument: str) -> str:
         """What to say of an argument that no flag has taken."""
-        flag, _, keys = argument.partition("=")[0].partition(".")
+        flag, dot, keys = argument.partition("=")[0].partition(".")
         vllms = absent(flag)
         if vllms is not None:
             return f"vLLM's `{flag}` is not here: {vllms.why}. hint: {vllms.hint}"
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
                 "--dry-run` checks a server"
             )
         known = [option for action in self._actions for option in action.option_strings]
-        if keys and flag in known:
+        if dot and flag in known:
             return f"`{flag}` has no keys such as `{keys}`. hint: give it a plain value"
         close = closest(flag, known)
         hint = f"did you mean `{close}`?" if close else f"`{self.prog} --help` shows all"
