@@ -142,6 +142,17 @@ def test_a_missing_model_is_said_with_the_rest(capsys: pytest.CaptureFixture[str
         assert "at most 65535" in message
 
 
+@pytest.mark.parametrize("command", [["check"], ["serve", "--dry-run"]])
+@pytest.mark.parametrize("words", [["--foo", "no/such", MODEL], ["--foo", MODEL], [MODEL, "--foo"]])
+def test_a_value_of_an_unknown_flag_is_no_model(
+    command: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main([*command, "--json", *words]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["model"] == MODEL
+    assert [fault["cause"] for fault in report["faults"]] == ["unknown argument `--foo`"]
+
+
 @pytest.mark.parametrize("command", ["generate", "bench", "check"])
 def test_other_commands_know_the_servers_flags(
     command: str, capsys: pytest.CaptureFixture[str]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
@@ -56,6 +57,7 @@ class Parser(argparse.ArgumentParser):
         # What follows an unknown flag may be its value: it is not blamed as well.
         unknown = [one for one in rest if one.startswith("-")] or rest[:1]
         faults += [Fault.from_message(self.about_unknown(one)) for one in unknown]
+        _drop_values_of(unknown, rest_of, getattr(namespace, "positional", []))
         return namespace, faults
 
     def about_unknown(self, argument: str) -> str:
@@ -137,6 +139,13 @@ def _read_value(
         blamed = name if group == "engine" else ""
         faults.append(Fault.from_message(f"{flag}: {error}. hint: {hint}", argument=blamed))
         return _REFUSED
+
+
+def _drop_values_of(unknown: Sequence[str], argv: Sequence[str], positional: list[str]) -> None:
+    """Leave out what may be values of unknown flags, as long as something is left."""
+    for flag, following in itertools.pairwise(argv):
+        if flag in unknown and "=" not in flag and following in positional[:-1]:
+            positional.remove(following)
 
 
 class StrayValue(NamedTuple):
