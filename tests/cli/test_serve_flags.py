@@ -126,6 +126,17 @@ def test_every_wrong_flag_is_in_one_message(capsys: pytest.CaptureFixture[str]) 
     assert all(name in message for name in NAMED)
 
 
+def test_flags_without_a_value_are_said_with_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--api-key", "--port", "--max-num-seqs", "-1", "-tp", "--max-queue", "x", "--config"]
+    assert main.main(["serve", MODEL, "--dry-run", "--json", *words]) == 1
+    causes = [fault["cause"] for fault in json.loads(capsys.readouterr().out)["faults"]]
+    assert causes[:4] == [
+        f"`{one}` needs a value" for one in ("--api-key", "--port", "-tp", "--config")
+    ]
+    assert causes[4].startswith("--max-queue")
+    assert len(causes) == 6  # a negative number is a value
+
+
 def test_a_dry_run_reports_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["serve", MODEL, "--dry-run", "--json", *WRONG]) == 1
     causes = [fault["cause"] for fault in json.loads(capsys.readouterr().out)["faults"]]

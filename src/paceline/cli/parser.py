@@ -52,7 +52,11 @@ class Parser(argparse.ArgumentParser):
                 action.type = functools.partial(_read_value, action, action.type, faults)
         strays = {stray.place: stray.message for stray in self.stray_values(argv)}
         faults += map(Fault.from_message, strays.values())
-        rest_of = [one for place, one in enumerate(argv) if place not in strays]
+        bare = self._flags_without_value(argv)
+        faults += [Fault.from_message(f"`{argv[place]}` needs a value") for place in bare]
+        rest_of = [
+            one for place, one in enumerate(argv) if place not in strays and place not in bare
+        ]
         namespace, rest = self.parse_known_intermixed_args(rest_of)
         # What follows an unknown flag may be its value: it is not blamed as well.
         unknown = [one for one in rest if one.startswith("-")] or rest[:1]
@@ -82,6 +86,17 @@ class Parser(argparse.ArgumentParser):
         """Those that take a JSON object."""
         actions = [action for action in self._actions if action.metavar == JSON]
         return {option for action in actions for option in action.option_strings}
+
+    def _flags_without_value(self, argv: Sequence[str]) -> list[int]:
+        """Where flags stand that need a value and have none: argparse would stop at the first."""
+        end = argv.index("--") if "--" in argv else len(argv)
+        return [
+            place
+            for place, argument in enumerate(argv[:end])
+            if (action := self._option_string_actions.get(argument)) is not None
+            and action.nargs in (None, "+")
+            and (place + 1 == end or self._parse_optional(argv[place + 1]) is not None)
+        ]
 
     def stray_values(self, argv: Sequence[str]) -> list[StrayValue]:
         """Every True and False behind a flag that takes no value."""

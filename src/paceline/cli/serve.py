@@ -97,7 +97,7 @@ def _read(
 def _read_config(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
     """What the file of ``--config`` says, {} without one."""
     before = Parser(prog=parser.prog, add_help=False)
-    before.add_argument("--config")
+    before.add_argument("--config", nargs="?")  # without a value it is refused with the rest
     path = before.parse_known_args(list(argv))[0].config
     return {} if path is None else read_config_file(Path(path).expanduser())
 
