@@ -239,7 +239,9 @@ def test_a_named_function_is_a_schema() -> None:
     assert schema_of(request) == parameters
     assert request.form.called_function == "g"
     bare = chat({"tools": [{"function": {"name": "g"}}], "tool_choice": choice})
-    assert schema_of(bare) == {"type": "object"}
+    assert schema_of(bare) == {"type": "object", "properties": {}, "additionalProperties": False}
+    untyped = chat({"tools": [function("g")], "tool_choice": choice})
+    assert schema_of(untyped) == {"type": "object"}
 
 
 def test_required_calls_are_a_schema() -> None:

@@ -65,7 +65,7 @@ def tool_use(body: ChatCompletionRequest, parser: str | None) -> ToolUse:
     if choice == "required":
         return ToolUse(offered, _calls_schema(functions, one_call), one_call=one_call)
     function = functions[_named(choice, functions)]
-    schema = function.parameters or {"type": "object"}
+    schema = _arguments_schema(function)
     return ToolUse(offered, schema, called_function=function.name)
 
 
@@ -132,12 +132,19 @@ def _named(choice: object, functions: dict[str, FunctionDefinition]) -> str:
     return name
 
 
+def _arguments_schema(function: FunctionDefinition) -> dict[str, Any]:
+    """What a call's arguments must match. As for OpenAI, a function without any takes none."""
+    if function.parameters is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return {"type": "object", **function.parameters}
+
+
 def _calls_schema(functions: dict[str, FunctionDefinition], one_call: bool) -> dict[str, Any]:
     """A list of calls: at least one, of any of the functions."""
     definitions: dict[str, dict[str, Any]] = {}
     calls = []
     for function in functions.values():
-        parameters = dict(function.parameters or {"type": "object"})
+        parameters = _arguments_schema(function)
         # References in a schema count from its root, which is another one now.
         for group in ("$defs", "definitions"):
             named = parameters.pop(group, None)
