@@ -428,6 +428,17 @@ def test_tools_in_the_template_of_qwen() -> None:
     assert text.endswith("<|im_start|>assistant\n")
 
 
+def test_texts_that_must_be_too_long_have_openais_code() -> None:
+    with pytest.raises(APIError, match="at least") as raised:
+        complete({"prompt": "x" * 200_000})
+    assert b'"code": "context_length_exceeded"' in raised.value.content
+
+
+def test_longer_contexts_take_longer_texts() -> None:
+    text = "x" * ((1 << 20) + 1)
+    assert tokenize(TokenizeRequest(prompt=text), context(max_model_len=1 << 17))["count"] > 0
+
+
 def test_texts_to_tokenise_are_bounded() -> None:
     most = 16 * context().max_model_len
     assert most < 1 << 20
