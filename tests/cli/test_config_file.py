@@ -94,6 +94,7 @@ def test_a_file_with_a_mark_at_its_start(tmp_path: Path, made: Made) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("flags.yaml", "api_key: 0123", "`api_key` is the number 83 in the configuration file"),
         ("flags.toml", "[server]\nport = 1", "unknown argument `--server`"),
         ("flags.json", '{"kv_cache_memory_bytes": 1e8}', "'100000000.0' is not a whole number of"),
     ],
@@ -129,6 +130,8 @@ def test_a_file_with_a_misspelt_flag(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("flags.json", "{", "cannot be read"),
         ("flags.json", "[" * 100_000, "cannot be read"),
         ("flags.json", "[1]", "no settings by name"),
+        ("flags.json", '{"port": 1, "port": 2}', "`port` is there twice"),
+        ("flags.yaml", "port: 1\nhost: a\nport: 2", "`port` is there twice"),
         ("flags.toml", "port 1", "cannot be read"),
     ],
 )

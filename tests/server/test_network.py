@@ -13,10 +13,12 @@ from paceline.server.settings import ServerSettings
 from server.certificates import CERTIFICATE, ENCRYPTED_KEY, KEY, OTHER_KEY, write
 
 
-def test_a_certificate_and_its_key(tmp_path: Path) -> None:
+def test_a_certificate_and_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_tls(ServerSettings())
     certificate, key = write(tmp_path, "c", CERTIFICATE), write(tmp_path, "k", KEY)
     check_tls(ServerSettings(ssl_certfile=certificate, ssl_keyfile=key))
+    monkeypatch.setenv("HOME", str(tmp_path))  # a shell expands this, a configuration file not
+    check_tls(ServerSettings(ssl_certfile="~/c", ssl_keyfile="~/k"))
 
 
 @pytest.mark.parametrize(

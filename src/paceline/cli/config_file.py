@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,38 @@ def read_config_file(path: Path) -> dict[str, Any]:
 def _read_yaml(text: str) -> Any:
     import yaml  # only those who have such a file pay for it
 
+    class Loader(yaml.SafeLoader):  # plain values alone: a tag can name any Python object
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            _once(self.construct_object(key) for key, _ in node.value)
+            return super().construct_mapping(node, deep)
+
     try:
-        return yaml.safe_load(text)  # plain values alone: a tag can name any Python object
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise ValueError(f"{where}{problem or error}") from error
 
 
+def _read_json(text: str) -> Any:
+    def as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _once(name for name, _ in pairs)
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=as_dict)
+
+
+def _once(names: Iterable[Any]) -> None:
+    """Raise ValueError for a name that is there twice: YAML and JSON would take the last."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"`{twice[0]}` is there twice")
+
+
 _READERS: dict[str, Callable[[str], Any]] = {
     ".yaml": _read_yaml,
     ".yml": _read_yaml,
-    ".json": json.loads,
+    ".json": _read_json,
     ".toml": tomllib.loads,
 }
 
@@ -99,6 +120,11 @@ def _problem(name: str, value: Any, action: argparse.Action | None) -> str | Non
                 f"`{name}` is {str(one).lower()} in the configuration file, but it takes a "
                 "text or a number. hint: YAML takes on, off, yes and no for true and false; put "
                 'them in quotes, such as "on"'
+            )
+        if isinstance(one, int | float) and action.metavar == "TEXT":
+            return (
+                f"`{name}` is the number {one} in the configuration file, but it takes a text, and "
+                'YAML reads 0123 as 83. hint: put it in quotes, such as "0123"'
             )
         if isinstance(one, dict | list) or (one is None and isinstance(value, list)):
             return (

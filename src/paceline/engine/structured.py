@@ -354,10 +354,9 @@ class SequenceGrammar:
     def _charge(self, seconds: float, tokens: int) -> None:
         """Count processor time that everybody waited for, and end what takes too much of it."""
         self._budget.charge(seconds, self.num_tokens)
-        if seconds > MASK_SECONDS * max(tokens, 1):
+        if self.fault is None and seconds > MASK_SECONDS * max(tokens, 1):
             self.fault = too_slow("the structure", seconds / max(tokens, 1))
-        else:
-            self.fault = self.fault or self._budget.fault
+        self.fault = self.fault or self._budget.fault
 
     def fill(self, drafts: Int32Array, words: Int32Array) -> int:
         """See ``TokenGrammar``."""

@@ -60,6 +60,13 @@ def check_host(settings: ServerSettings) -> None:
     listen(replace(settings, port=0)).close()
 
 
+def tls_files(settings: ServerSettings) -> tuple[Path, Path] | None:
+    """Certificate and key, None where there are none."""
+    if settings.ssl_certfile is None or settings.ssl_keyfile is None:
+        return None
+    return Path(settings.ssl_certfile).expanduser(), Path(settings.ssl_keyfile).expanduser()
+
+
 def check_tls(settings: ServerSettings) -> None:
     """Read certificate and key, if there are any.
 
@@ -67,9 +74,10 @@ def check_tls(settings: ServerSettings) -> None:
         ConfigError: a file cannot be read, holds something else, needs a passphrase, or the key is
             another certificate's.
     """
-    certificate, key = settings.ssl_certfile, settings.ssl_keyfile
-    if certificate is None or key is None:
+    files = tls_files(settings)
+    if files is None:
         return
+    certificate, key = files
     _read("ssl_certfile", certificate)
     if b"ENCRYPTED" in _read("ssl_keyfile", key):
         raise ConfigError(
@@ -88,8 +96,8 @@ def check_tls(settings: ServerSettings) -> None:
         ) from error
 
 
-def _read(name: str, path: str) -> bytes:
+def _read(name: str, path: Path) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"`{name}` {path} cannot be read: {error.strerror}") from error

@@ -30,7 +30,7 @@ from paceline.server.errors import unavailable
 from paceline.server.http_protocol import LimitedHttpProtocol
 from paceline.server.messages import Ready
 from paceline.server.metrics import Metrics
-from paceline.server.network import check_tls, listen
+from paceline.server.network import check_tls, listen, tls_files
 from paceline.server.observer import Observer
 from paceline.server.routes import Api
 from paceline.server.settings import ServerSettings
@@ -153,6 +153,7 @@ class Serving:
         api, settings = self.api, self._settings
         assert api is not None
         keys = settings.api_key + environment_keys(os.environ)
+        certificate, key = tls_files(settings) or (None, None)
         _configure_http_logging(settings.access_log)
         http_config = uvicorn.Config(
             make_app(api, keys),
@@ -163,8 +164,8 @@ class Serving:
             server_header=False,
             lifespan="off",
             timeout_graceful_shutdown=int(settings.shutdown_timeout) + _LAST_WRITES_S,
-            ssl_keyfile=settings.ssl_keyfile,
-            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=key,
+            ssl_certfile=certificate,
         )
 
         def accepting() -> None:
