@@ -13,6 +13,7 @@ _LOADED = "weights stay loaded until `close()`"
 # Of the package: what to do instead.
 CLASSES = {
     "AsyncEngineArgs": _OFFLINE,
+    "AsyncLLM": _OFFLINE,
     "AsyncLLMEngine": _OFFLINE,
     "BeamSearchParams": "there is no beam search; use `n` with a `temperature` above 0",
     "ClassificationOutput": _TEXT_ONLY,

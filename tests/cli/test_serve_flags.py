@@ -11,6 +11,8 @@ from paceline.cli import main
 from paceline.cli.serve import _parser
 from paceline.engine_args import NO_EFFECT as ENGINE_NO_EFFECT
 from paceline.errors import ConfigError
+from paceline.server.environment import start_warnings
+from paceline.server.network import listen
 from paceline.server.settings import NO_EFFECT, ServerSettings
 
 MODEL = "paceline/demo"
@@ -142,6 +144,56 @@ def test_a_dry_run_reports_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     causes = [fault["cause"] for fault in json.loads(capsys.readouterr().out)["faults"]]
     assert len(causes) == len(NAMED)
     assert all(any(name in cause for cause in causes) for name in NAMED)
+
+
+def test_a_dry_run_shows_the_servers_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setenv("PACELINE_API_KEY", "secret")
+    monkeypatch.setenv("VLLM_PORT", "1")
+    with listen(ServerSettings(port=0)) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = ["--port", str(port), "--api-key", "other", "--served-model-name", "a", "b"]
+        assert main.main(["serve", MODEL, "--dry-run", "--json", *words]) == 0
+    said = capsys.readouterr().out
+    assert "secret" not in said
+    report = json.loads(said)
+    assert report["settings"]["port"] == port
+    assert report["settings"]["api_key"] == 2
+    assert report["settings"]["served_model_name"] == ["a", "b"]
+    ignored, in_use = report["warnings"][-2:]
+    assert "VLLM_PORT (use `--port`)" in ignored
+    assert f"port {port} of 127.0.0.1 is taken by another program" in in_use
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "is_open"),
+    [("0.0.0.0", "", True), ("0.0.0.0", "k", False), ("127.0.0.1", "", False), ("::1", "", False)],
+)
+def test_a_server_that_is_open_to_everybody(host: str, key: str, is_open: bool) -> None:
+    warnings = start_warnings(ServerSettings(host=host), {"PACELINE_API_KEY": key})
+    assert [warning.partition(" may")[0] for warning in warnings] == (
+        [f"everybody who reaches {host}"] if is_open else []
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--tool-call-parser", "mistral", "--enable-auto-tool-choice"],
+        ["--trust-remote-code", "false"],
+        ["--trust-remote-code=false"],
+    ],
+)
+def test_a_fault_has_no_second_one_behind_it(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["serve", MODEL, "--dry-run", *words]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("Faults: 1\n")
+    assert said.rstrip().endswith("Not OK: one fault, see above")
 
 
 def test_a_missing_model_is_said_with_the_rest(capsys: pytest.CaptureFixture[str]) -> None:

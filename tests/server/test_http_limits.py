@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -156,6 +157,49 @@ def test_a_body_that_does_not_come_ends_the_request(monkeypatch: pytest.MonkeyPa
             response = await http.post("/v1/completions", content=trickle())
             assert response.status_code == 408
             assert error_of(response)["code"] == "body_timeout"
+
+    asyncio.run(main())
+
+
+def test_a_server_that_ends_does_not_wait_for_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_LAST_BODIES_S", 0.05)
+
+    async def main() -> None:
+        api = stub_api(StubClient())
+        transport = httpx.ASGITransport(make_app(api))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+
+            async def trickle() -> AsyncIterator[bytes]:
+                yield b"{"
+                api.drain()
+                await asyncio.sleep(5.0)
+
+            start = time.monotonic()
+            response = await http.post("/v1/completions", content=trickle())
+            assert time.monotonic() - start < 2.0
+            assert response.status_code == 503
+            assert error_of(response)["code"] == "shutting_down"
+            response = await http.post("/v1/completions", json=TEXT)
+            assert error_of(response)["code"] == "shutting_down"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/embeddings", "this server takes and gives text only"),
+        ("/v1/responses", "use `/v1/chat/completions`"),
+        ("/llm/v1/messages", "use `/v1/chat/completions`"),
+        ("/nothing", "see docs/server.md"),
+    ],
+)
+def test_paths_that_are_not_here(path: str, hint: str) -> None:
+    async def main() -> None:
+        async with application(StubClient(), root_path="/llm") as http:
+            for response in (await http.get(path), await http.post(path, json={})):
+                assert response.status_code == 404
+                assert hint in error_of(response)["message"]
 
     asyncio.run(main())
 

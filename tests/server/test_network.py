@@ -26,6 +26,11 @@ def test_a_certificate_and_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         (CERTIFICATE, None, r"`ssl_keyfile` \S*/none cannot be read: No such file"),
         (None, KEY, r"`ssl_certfile` \S*/none cannot be read: No such file"),
+        (
+            None,
+            None,
+            r"2 problems:\s+1. `ssl_certfile`.*\s+.*\s+2. `ssl_keyfile` \S*/none",
+        ),
         (CERTIFICATE, OTHER_KEY, "no certificate and its key .*MISMATCH"),
         (CERTIFICATE, ENCRYPTED_KEY, "is encrypted, and nobody is asked"),
         (CERTIFICATE, "", "no certificate and its key"),

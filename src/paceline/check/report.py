@@ -118,8 +118,9 @@ class CheckReport:
             parts.append("Settings\n" + self.settings_text())
         if self.warnings:
             parts.append("Warnings\n" + "\n".join(f"  - {warning}" for warning in self.warnings))
-        if not self.faults:
-            parts.append("OK: no fault found")
+        count = len(self.faults)
+        problem = "one fault" if count == 1 else f"{count} faults"
+        parts.append(f"Not OK: {problem}, see above" if count else "OK: no fault found")
         return "\n\n".join(parts)
 
     def _faults_text(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.check import run_checks
-from paceline.check.report import CheckReport, Fault
+from paceline.check.report import CheckReport, Fault, Setting
 from paceline.cli.flags import add_engine_flags
 from paceline.cli.parser import Parser, given
 from paceline.cli.spelling import with_flags
@@ -40,13 +40,22 @@ def run(argv: Sequence[str]) -> int:
     return print_report(engine, as_json=namespace.json, known=faults)
 
 
-def print_report(engine: dict[str, Any], *, as_json: bool, known: Sequence[Fault] = ()) -> int:
+def print_report(
+    engine: dict[str, Any],
+    *,
+    as_json: bool,
+    known: Sequence[Fault] = (),
+    settings: Sequence[Setting] = (),
+    warnings: Sequence[str] = (),
+) -> int:
     """Check the engine arguments and print the report. Returns the exit status.
 
-    known: faults found before, which come first.
+    known: faults found before, which come first. settings, warnings: of what is beside the engine.
     """
     args, problems = EngineArgs.read(**engine)
     report = run_checks(args, [*known, *map(Fault.from_message, problems)])
+    report.settings += settings
+    report.warnings += warnings
     _spell_as_flags(report)
     if as_json:
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))

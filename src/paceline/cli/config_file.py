@@ -33,7 +33,11 @@ def read_config_file(path: Path) -> dict[str, Any]:
         )
     try:
         content = read(path.read_text(encoding="utf-8-sig"))  # editors on Windows mark it
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}. hint: --config takes a file of settings"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise ConfigError(
@@ -51,6 +55,12 @@ def _read_yaml(text: str) -> Any:
             _once(self.construct_object(key) for key, _ in node.value)
             return super().construct_mapping(node, deep)
 
+        def construct_yaml_int(self, node: Any) -> Any:
+            # A key or a name may begin with 0; YAML 1.1 would make another number of it.
+            is_octal = len(node.value) > 1 and node.value.isdigit() and node.value[0] == "0"
+            return node.value if is_octal else super().construct_yaml_int(node)
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
@@ -120,11 +130,6 @@ def _problem(name: str, value: Any, action: argparse.Action | None) -> str | Non
                 f"`{name}` is {str(one).lower()} in the configuration file, but it takes a "
                 "text or a number. hint: YAML takes on, off, yes and no for true and false; put "
                 'them in quotes, such as "on"'
-            )
-        if isinstance(one, int | float) and action.metavar == "TEXT":
-            return (
-                f"`{name}` is the number {one} in the configuration file, but it takes a text, and "
-                'YAML reads 0123 as 83. hint: put it in quotes, such as "0123"'
             )
         if isinstance(one, dict | list) or (one is None and isinstance(value, list)):
             return (

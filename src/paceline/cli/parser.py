@@ -54,9 +54,12 @@ class Parser(argparse.ArgumentParser):
         faults += map(Fault.from_message, strays.values())
         bare = self._flags_without_value(argv)
         faults += [Fault.from_message(f"`{argv[place]}` needs a value") for place in bare]
-        rest_of = [
-            one for place, one in enumerate(argv) if place not in strays and place not in bare
-        ]
+        wrong = {*strays, *bare}
+        for place in strays:  # nobody knows what a flag with an opposite was to mean
+            flag = self._option_string_actions.get(argv[place - 1])
+            if "=" not in argv[place] and isinstance(flag, argparse.BooleanOptionalAction):
+                wrong.add(place - 1)
+        rest_of = [one for place, one in enumerate(argv) if place not in wrong]
         namespace, rest = self.parse_known_intermixed_args(rest_of)
         # What follows an unknown flag may be its value: it is not blamed as well.
         unknown = [one for one in rest if one.startswith("-")] or rest[:1]

@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from paceline.check.arguments import argument_faults
 from paceline.check.files import attempt
-from paceline.check.report import Fault
+from paceline.check.report import Fault, Setting
 from paceline.cli.argv import with_dashes
 from paceline.cli.check import print_report
 from paceline.cli.config_file import as_arguments, read_config_file
@@ -36,7 +37,8 @@ from paceline.errors import ConfigError
 from paceline.hub import local_directory
 from paceline.log import configure_logging
 from paceline.server.chat_template import check_named, read_template
-from paceline.server.network import check_host, check_tls
+from paceline.server.environment import environment_keys, start_warnings
+from paceline.server.network import check_host, check_tls, listen
 from paceline.server.settings import NO_EFFECT, ServerSettings
 
 if TYPE_CHECKING:
@@ -55,13 +57,20 @@ def run(argv: Sequence[str]) -> int:
     wrong_usage = bool(faults)
     settings, problems = ServerSettings.read(**_server_keywords(namespace))
     faults += map(Fault.from_message, problems)
+    if any("`tool_call_parser`" in problem for problem in problems):
+        settings = replace(settings, enable_auto_tool_choice=False)  # no fault beside that one
     if namespace.json and not namespace.dry_run:
         faults.append(Fault("`--json` is there for `--dry-run` only", "give both, or neither"))
     attempt(faults, check_tls, settings)
     if namespace.dry_run and "model" in engine:
         attempt(faults, check_host, settings)
-        known = [*faults, *_template_faults(engine, settings)]
-        return print_report(engine, as_json=namespace.json, known=known)
+        return print_report(
+            engine,
+            as_json=namespace.json,
+            known=[*faults, *_template_faults(engine, settings)],
+            settings=_shown(settings),
+            warnings=_warnings(settings),
+        )
     attempt(faults, read_template, settings.chat_template)
     if faults:
         message = join_problems([str(one) for one in [*faults, *_engine_faults(engine, faults)]])
@@ -69,6 +78,27 @@ def run(argv: Sequence[str]) -> int:
             parser.error(message)
         raise ConfigError(message)
     return asyncio.run(_make(engine, settings).run())
+
+
+def _shown(settings: ServerSettings) -> list[Setting]:
+    """Those of the server for the report; of keys, how many there are."""
+    keys = len(settings.api_key + environment_keys(os.environ))
+    shown = []
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if f.name == "api_key":
+            shown.append(Setting(f.name, keys, "keys, of the command line and the environment"))
+        else:
+            shown.append(Setting(f.name, None if value in ("", ()) else value))
+    return shown
+
+
+def _warnings(settings: ServerSettings) -> list[str]:
+    """What a start would warn of, and a port that is taken today."""
+    taken: list[Fault] = []
+    attempt(taken, lambda: listen(settings).close())
+    warnings = start_warnings(settings, os.environ)
+    return warnings + [str(fault) for fault in taken if "is taken" in fault.cause]
 
 
 def _read(

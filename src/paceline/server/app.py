@@ -33,6 +33,31 @@ from paceline.server.routes import Api
 
 _BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 _SCHEMA = "#/components/schemas/"
+_TEXT_ONLY = "this server takes and gives text only"
+_ONE_CALL = "use `/v1/chat/completions`, with the whole conversation in `messages`"
+# Paths of OpenAI's and of vLLM's servers that are not here.
+_INSTEAD = {
+    "/classify": _TEXT_ONLY,
+    "/generate": "use `/v1/completions`",
+    "/inference/v1/generate": "use `/v1/completions`, whose `prompt` may be token ids",
+    "/invocations": "use `/v1/completions` or `/v1/chat/completions`",
+    "/pooling": _TEXT_ONLY,
+    "/rerank": _TEXT_ONLY,
+    "/score": _TEXT_ONLY,
+    "/v1/audio/speech": _TEXT_ONLY,
+    "/v1/audio/transcriptions": _TEXT_ONLY,
+    "/v1/audio/translations": _TEXT_ONLY,
+    "/v1/batches": "send the requests one by one; the server batches them",
+    "/v1/embeddings": _TEXT_ONLY,
+    "/v1/files": _TEXT_ONLY,
+    "/v1/images/generations": _TEXT_ONLY,
+    "/v1/messages": _ONE_CALL,
+    "/v1/moderations": _TEXT_ONLY,
+    "/v1/rerank": _TEXT_ONLY,
+    "/v1/responses": _ONE_CALL,
+    "/v1/score": _TEXT_ONLY,
+    "/v2/rerank": _TEXT_ONLY,
+}
 _ERROR_SCHEMA = {
     "title": "Error",
     "type": "object",
@@ -173,8 +198,11 @@ async def _on_error(_: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the framework itself refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}. hint: /docs lists paths"
-    told = APIError(error.status_code, message)
+    path = own_path(request.scope)
+    instead = _INSTEAD.get(path) if error.status_code == 404 else None
+    hint = instead or "see docs/server.md for the paths"
+    message = f"{request.method} {path[:200]}: {error.detail}. hint: {hint}"
+    told = APIError(error.status_code, message, code="unsupported" if instead else None)
     return _response(told, dict(error.headers or {}))
 
 

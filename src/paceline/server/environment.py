@@ -1,12 +1,14 @@
 """A server's environment variables: its API key, and what vLLM's mean here.
 
-Values are never logged: any of them may be a secret. Standard library only.
+Values are never logged: any of them may be a secret.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+
+from paceline.server.settings import ServerSettings
 
 KEY_VARIABLE = "PACELINE_API_KEY"
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"
@@ -41,6 +43,19 @@ def environment_keys(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The API key that the environment has: ours, else vLLM's."""
     key = environment.get(KEY_VARIABLE) or environment.get(VLLM_KEY_VARIABLE)
     return (key,) if key else ()
+
+
+def start_warnings(settings: ServerSettings, environment: Mapping[str, str]) -> list[str]:
+    """What a server's owner should know and may have meant."""
+    ignored = ignored_variables(environment)
+    warnings = [] if ignored is None else [ignored]
+    is_open = not settings.api_key and not environment_keys(environment)
+    if is_open and not re.fullmatch(r"localhost|127\.[\d.]+|::1", settings.host):
+        warnings.append(
+            f"everybody who reaches {settings.host} may use the server. hint: set {KEY_VARIABLE}, "
+            "or leave `--host` out if clients are on this machine"
+        )
+    return warnings
 
 
 def ignored_variables(environment: Mapping[str, str]) -> str | None:

@@ -10,31 +10,59 @@ import asyncio
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Send
 
-from paceline.server.errors import APIError
+from paceline.server.errors import APIError, unavailable
 
 _BODY_TIMEOUT_S = 60.0  # a body that trickles in may not hold a connection for ever
+_LAST_BODIES_S = 1.0  # nor a server that ends
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises APIError: 413 above ``max_bytes``, 408 when it does not come."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and len(announced) < 20 and int(announced) > max_bytes:
-        raise _too_large(max_bytes)
-    parts, size = [], 0
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > max_bytes:
-                    raise _too_large(max_bytes)
-                parts.append(part)
-    except TimeoutError:
-        raise APIError(
-            408, f"the body did not come within {_BODY_TIMEOUT_S:.0f} s", code="body_timeout"
-        ) from None
-    except ClientDisconnect:
-        raise APIError(400, "the client left before its body had come") from None
-    return b"".join(parts)
+class BodyReader:
+    """Reads the bodies of a server's requests; used from its event loop.
+
+    max_bytes: of one.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._under_way: set[asyncio.Timeout] = set()
+        self._draining = False
+
+    async def read(self, request: Request) -> bytes:
+        """The whole body. Raises APIError: 413 if too large, 408 or 503 if it does not come."""
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and len(announced) < 20 and int(announced) > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        limit = asyncio.timeout(_BODY_TIMEOUT_S)
+        self._under_way.add(limit)
+        try:
+            async with limit:
+                return await self._join(request)
+        except TimeoutError:
+            if self._draining:
+                raise unavailable("the server is shutting down", "shutting_down") from None
+            raise APIError(
+                408, f"the body did not come within {_BODY_TIMEOUT_S:.0f} s", code="body_timeout"
+            ) from None
+        except ClientDisconnect:
+            raise APIError(400, "the client left before its body had come") from None
+        finally:
+            self._under_way.discard(limit)
+
+    async def _join(self, request: Request) -> bytes:
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self._max_bytes:
+                raise _too_large(self._max_bytes)
+            parts.append(part)
+        return b"".join(parts)
+
+    def drain(self) -> None:
+        """The server ends: bodies that are under way have a moment to come."""
+        self._draining = True
+        end = asyncio.get_running_loop().time() + _LAST_BODIES_S
+        for limit in self._under_way:
+            limit.reschedule(end)
 
 
 def _too_large(max_bytes: int) -> APIError:

@@ -11,6 +11,7 @@ import ssl
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.engine_args import join_problems
 from paceline.errors import ConfigError
 from paceline.server.settings import ServerSettings
 
@@ -78,8 +79,14 @@ def check_tls(settings: ServerSettings) -> None:
     if files is None:
         return
     certificate, key = files
-    _read("ssl_certfile", certificate)
-    if b"ENCRYPTED" in _read("ssl_keyfile", key):
+    problems = [
+        f"`{name}` {path} cannot be read: {problem}. hint: give a file in PEM form"
+        for name, path in (("ssl_certfile", certificate), ("ssl_keyfile", key))
+        if (problem := _unreadable(path))
+    ]
+    if problems:
+        raise ConfigError(join_problems(problems))
+    if b"ENCRYPTED" in key.read_bytes():
         raise ConfigError(
             f"the key in {key} is encrypted, and nobody is asked for a passphrase. hint: give "
             "`--ssl-keyfile` one without, readable by the server alone"
@@ -96,8 +103,9 @@ def check_tls(settings: ServerSettings) -> None:
         ) from error
 
 
-def _read(name: str, path: Path) -> bytes:
+def _unreadable(path: Path) -> str | None:
     try:
-        return path.read_bytes()
+        path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"`{name}` {path} cannot be read: {error.strerror}") from error
+        return error.strerror
+    return None

@@ -31,7 +31,7 @@ from paceline.server.delivery import BodyDelivery, EventDelivery
 from paceline.server.delta_stream import DeltaStream
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import APIError
-from paceline.server.limits import check_room, read_body
+from paceline.server.limits import BodyReader, check_room
 from paceline.server.memory import give_back_memory
 from paceline.server.messages import AddRequest
 from paceline.server.metrics import Metrics
@@ -76,6 +76,14 @@ class Api:
     draining: bool = False  # told to end: nothing new is begun
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def __post_init__(self) -> None:
+        self._bodies = BodyReader(self.settings.max_body_size)
+
+    def drain(self) -> None:
+        """Begin nothing new."""
+        self.draining = True
+        self._bodies.drain()
+
     # ---- generation ------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
@@ -117,7 +125,7 @@ class Api:
         """Read the body and make of it what ``prepare`` does; refuse early where that is sure."""
         self._check_open()
         self._check_room(1)
-        data = await read_body(request, self.settings.max_body_size)
+        data = await self._bodies.read(request)
         if len(data) > _LONG_BODY:
             try:
                 return await asyncio.to_thread(prepare, data)

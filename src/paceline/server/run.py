@@ -25,7 +25,7 @@ from paceline.server.app import make_app
 from paceline.server.chat_template import check_named, read_template
 from paceline.server.convert import ServingContext
 from paceline.server.engine_client import EngineClient
-from paceline.server.environment import environment_keys, ignored_variables
+from paceline.server.environment import environment_keys, start_warnings
 from paceline.server.errors import unavailable
 from paceline.server.http_protocol import LimitedHttpProtocol
 from paceline.server.messages import Ready
@@ -80,9 +80,8 @@ class Serving:
 
         Raises ConfigError or CapacityError when it cannot start, the port's problems first.
         """
-        ignored = ignored_variables(os.environ)
-        if ignored is not None:
-            logger.warning("%s", ignored)
+        for warning in start_warnings(self._settings, os.environ):
+            logger.warning("%s", warning)
         with contextlib.closing(listen(self._settings)) as port, self._signals():
             try:
                 if await self._start_engine():
@@ -218,7 +217,7 @@ class Serving:
     def _drain(self, http: _HttpServer) -> None:
         seconds = self._settings.shutdown_timeout
         if self.api is not None:
-            self.api.draining = True
+            self.api.drain()
         count = self.client.num_in_flight
         if count:
             logger.info(
