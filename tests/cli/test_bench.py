@@ -125,6 +125,19 @@ def test_the_threads_are_those_of_the_engine(
     assert [variant["threads"] for variant in result["variants"]] == [threads]
 
 
+@pytest.mark.parametrize(("flags", "lines"), [([], 0), (["--json"], 1), (["--no-json"], 0)])
+def test_a_terminal_is_spared_the_line_of_json(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    lines: int,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main([*SYNTHETIC, *ONCE, *flags]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("{") for line in said) == lines
+
+
 def test_one_round_has_no_spread(capsys: pytest.CaptureFixture[str]) -> None:
     tables, result = bench(capsys, *SYNTHETIC, *DRAFTER, "--k", "0,2", *ONCE)
     assert "\none round after a warm-up: spread unknown\n" in tables

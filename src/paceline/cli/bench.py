@@ -110,8 +110,8 @@ def run(argv: Sequence[str]) -> int:
     result = Result(comparison.variants, plans, placement, machines, workload, rounds)
     if not options.json:
         print(to_text(result))
-    if not options.no_json:
-        # One line and the last, so that programs find it behind the tables.
+    if options.json or not (options.no_json or sys.stdout.isatty()):
+        # One line and the last, so that programs find it behind the tables; of 20,000 characters.
         text = json.dumps(to_json(result), ensure_ascii=False)
         print(text if options.json else f"\n{text}")
     if options.plot is not None:
@@ -199,7 +199,9 @@ def _add_output_flags(parser: Parser) -> None:
     group = parser.add_argument_group("what comes out")
     form = group.add_mutually_exclusive_group()
     form.add_argument(
-        "--json", action="store_true", help="only the line of JSON (default: tables, then the line)"
+        "--json",
+        action="store_true",
+        help="only the line of JSON (default: tables, then the line, which a terminal is spared)",
     )
     form.add_argument("--no-json", action="store_true", help="only the tables")
     group.add_argument(
