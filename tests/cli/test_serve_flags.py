@@ -185,6 +185,7 @@ def test_a_server_that_is_open_to_everybody(host: str, key: str, is_open: bool) 
         ["--tool-call-parser", "mistral", "--enable-auto-tool-choice"],
         ["--trust-remote-code", "false"],
         ["--trust-remote-code=false"],
+        ["--skip-tokenizer-init"],
     ],
 )
 def test_a_fault_has_no_second_one_behind_it(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_model import build_tokenizer
 from wire_forms import context, tokenizer
 
 from paceline.engine.tokenizer import Tokenizer
@@ -70,6 +71,14 @@ def test_template_options() -> None:
     assert prompt_of(chat(fields)).endswith("assistant\nWell, ")
     own = "{{ messages[0].content }}!"
     assert prompt_of(chat({}, chat_template=own)) == "Hi!"
+
+
+def test_a_model_without_a_template() -> None:
+    base = Tokenizer(build_tokenizer(), {}, Path("nowhere"))
+    with pytest.raises(APIError, match=r"no chat template .*hint: send the prompt to `/v1/compl"):
+        chat({}, tokenizer=base)
+    own = "{{ messages[0].content }}!"
+    assert base.decode(chat({}, tokenizer=base, chat_template=own).prompt_token_ids) == "Hi!"
 
 
 def test_developer_is_the_system_role() -> None:

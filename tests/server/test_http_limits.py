@@ -68,11 +68,13 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"authorization": "Bearer onetwo"}, 401),
         ({"authorization": "Bearer one"}, 200),
         ({"authorization": "bearer two"}, 200),
+        ({"authorization": "Bearer drei µ".encode()}, 200),
+        ({"authorization": "Bearer drei µ".encode("latin-1")}, 401),
     ],
 )
-def test_one_of_the_keys_opens(header: dict[str, str], status: int) -> None:
+def test_one_of_the_keys_opens(header: dict[str, str | bytes], status: int) -> None:
     async def main() -> None:
-        async with application(StubClient(), ("one", "two")) as http:
+        async with application(StubClient(), ("one", "two", "drei µ")) as http:
             response = await http.get("/v1/models", headers=header)
             assert response.status_code == status
             if status == 401:
@@ -111,7 +113,7 @@ def test_keys_are_compared_in_full_whichever_matches(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("paceline.server.auth.hmac.compare_digest", spy)
     keys = ApiKeys(["one", "a much longer key", "three"])
-    for header in ("Bearer one", "Bearer three", "Bearer nothing", None, "Bearer \udcff"):
+    for header in (b"Bearer one", b"Bearer three", b"Bearer nothing", None, b"Bearer \xff"):
         compared.clear()
         keys.accept(header)
         assert compared == [(32, 32)] * 3

@@ -61,6 +61,8 @@ def run(argv: Sequence[str]) -> int:
         settings = replace(settings, enable_auto_tool_choice=False)  # no fault beside that one
     if namespace.json and not namespace.dry_run:
         faults.append(Fault("`--json` is there for `--dry-run` only", "give both, or neither"))
+    if engine.get("skip_tokenizer_init"):
+        faults.append(Fault("the server needs a tokenizer", "leave `--skip-tokenizer-init` out"))
     attempt(faults, check_tls, settings)
     if namespace.dry_run and "model" in engine:
         attempt(faults, check_host, settings)

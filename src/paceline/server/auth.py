@@ -10,7 +10,6 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.server.dashboard import PATHS
@@ -28,19 +27,19 @@ class ApiKeys:
     """The keys of a server."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
 
-    def accept(self, authorization: str | None) -> bool:
-        """Whether the ``Authorization`` header has one of the keys."""
-        scheme, _, key = (authorization or "").partition(" ")
+    def accept(self, authorization: bytes | None) -> bool:
+        """Whether the ``Authorization`` header has one of the keys, in UTF-8 as clients send it."""
+        scheme, _, key = (authorization or b"").partition(b" ")
         given = _digest(key.strip())
         # No early end: the time must not depend on which key matches.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return any(matches) and scheme.lower() == "bearer"
+        return any(matches) and scheme.lower() == b"bearer"
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def own_path(scope: Scope) -> str:
@@ -58,7 +57,7 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and own_path(scope) not in OPEN_PATHS:
-            given = Headers(scope=scope).get("authorization")
+            given = dict(scope["headers"]).get(b"authorization")
             if not self._keys.accept(given):
                 problem = "wrong API key" if given else "no API key"
                 error = APIError(

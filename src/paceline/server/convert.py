@@ -200,6 +200,13 @@ def _render(
     if generation is None:
         generation = not body.continue_final_message
     templates = context.tokenizer.chat_templates
+    if not templates.templates and context.chat_template is None:
+        raise APIError(
+            400,
+            "the model has no chat template (it may be a base model). hint: send the prompt to "
+            "`/v1/completions`, or start the server with `--chat-template`",
+            param="messages",
+        )
     sources = [context.chat_template] if context.chat_template else templates.templates.values()
     messages = body.messages or []
     if not any("developer" in source for source in sources):
