@@ -186,6 +186,11 @@ def test_a_server_that_is_open_to_everybody(host: str, key: str, is_open: bool) 
         ["--trust-remote-code", "false"],
         ["--trust-remote-code=false"],
         ["--skip-tokenizer-init"],
+        ["--chat-template", ""],
+        [
+            *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'),
+            *("--speculative-config.num_speculative_tokens", "5"),
+        ],
     ],
 )
 def test_a_fault_has_no_second_one_behind_it(
@@ -204,6 +209,13 @@ def test_a_missing_model_is_said_with_the_rest(capsys: pytest.CaptureFixture[str
         assert "2 problems" in message
         assert "`paceline serve MODEL`" in message
         assert "at most 65535" in message
+
+
+def test_a_model_that_a_list_took(capsys: pytest.CaptureFixture[str]) -> None:
+    status, message = refusal(["--api-key", "k", MODEL], capsys)
+    assert status == 2
+    assert "with MODEL before flags that take several values" in message
+    assert "before flags" not in refusal(["--port", "1"], capsys)[1]
 
 
 @pytest.mark.parametrize("command", [["check"], ["serve", "--dry-run"]])

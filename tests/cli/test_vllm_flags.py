@@ -160,6 +160,7 @@ def test_the_length_may_be_left_to_the_model(
 
 
 def test_hints_have_the_form_that_a_flag_takes() -> None:
+    assert with_flags('{"num_speculative_tokens": 5}') == '{"num_speculative_tokens": 5}'
     assert with_flags("set skip_tokenizer_init=True") == "set --skip-tokenizer-init"
     assert with_flags("`enable_prefix_caching=False`") == "`--no-enable-prefix-caching`"
     assert with_flags("set max_num_seqs=8") == "set --max-num-seqs 8"

@@ -58,11 +58,13 @@ def with_joined_keys(
             value = next(rest)[1]
         if not _put(objects.setdefault(flag, {}), keyed["keys"].split("."), _value(value)):
             problems.append(f"`{argument}` contradicts another key of `{flag}`")
+    left_out = set()
     for flag, place in places.items():
         if any(one.partition("=")[0] == flag for i, one in enumerate(joined) if i != place):
             problems.append(f"`{flag}` is given as a whole and by its keys. hint: choose one form")
+            left_out.add(place)
         joined[place] = f"{flag}={json.dumps(objects.get(flag, {}))}"
-    return joined, problems
+    return [one for place, one in enumerate(joined) if place not in left_out], problems
 
 
 def _put(target: dict[str, Any], keys: Sequence[str], value: Any) -> bool:

@@ -122,7 +122,10 @@ def _read(
     if model is not None:
         engine.setdefault("model", model)
     if "model" not in engine:
-        faults.append(Fault("no model", "`paceline serve MODEL`"))
+        hint = "`paceline serve MODEL`"
+        if _several(namespace):
+            hint += ", with MODEL before flags that take several values, such as --api-key"
+        faults.append(Fault("no model", hint))
     return namespace, engine, faults
 
 
@@ -137,10 +140,16 @@ def _read_config(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
 def _server_keywords(namespace: argparse.Namespace) -> dict[str, Any]:
     """Keywords of ``ServerSettings.read``; flags that may be given several times as tuples."""
     server = given(namespace, "server")
-    several = {f.name for f in fields(ServerSettings) if f.default == ()} & server.keys()
+    several = _several(namespace)
     if "allowed_origins" in several:
         server["allowed_origins"] = itertools.chain.from_iterable(server["allowed_origins"])
     return server | {name: tuple(server[name]) for name in several}
+
+
+def _several(namespace: argparse.Namespace) -> set[str]:
+    """Settings that were given and take several values."""
+    names = {f.name for f in fields(ServerSettings) if f.default == ()}
+    return names & given(namespace, "server").keys()
 
 
 def _engine_faults(engine: dict[str, Any], known: list[Fault]) -> list[Fault]:

@@ -15,7 +15,8 @@ _NAMES = [f.name for f in fields(EngineArgs)]
 # A name of one word is an argument only where a value or a quote says so.
 _LONG = "|".join(name for name in _NAMES if "_" in name)
 _WITH_VALUE = re.compile(rf"(?<![\w-])({'|'.join(_NAMES)})=(\"[^\"]*\"|'[^']*'|[\w.-]+)")
-_ALONE = re.compile(rf"(?<![\w-])({_LONG})(?![\w=])|`({'|'.join(_NAMES)})`")
+# Between double quotes it is a key of JSON.
+_ALONE = re.compile(rf"(?<![\w\"-])({_LONG})(?![\w=\"])|`({'|'.join(_NAMES)})`")
 
 
 def with_flags(hint: str) -> str:

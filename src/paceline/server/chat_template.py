@@ -23,6 +23,10 @@ def read_template(given: str | None) -> str | None:
     """
     if given is None:
         return None
+    if not given.strip():
+        raise ConfigError(
+            "`--chat-template` is empty. hint: leave it out for the model's own template"
+        )
     if is_template(given):
         return _checked(given, "`--chat-template`")
     path = Path(given).expanduser()
